@@ -11,7 +11,6 @@ use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use rand_distr::StandardNormal;
 use serde::{Deserialize, Serialize};
-use std::collections::HashSet;
 use std::fmt;
 
 /// Sizes, options and memory layouts of a forward pass.
@@ -193,7 +192,7 @@ impl Case {
         PASSED
     }
 
-    /// The inputs of the case's seed. Entries of a cache that nothing reads are NaN.
+    /// The inputs of the case's seed. Rows of a cache and of pages that nothing reads are NaN.
     #[must_use]
     pub fn inputs(&self) -> Inputs {
         let mut rng = StdRng::seed_from_u64(self.seed);
@@ -203,11 +202,15 @@ impl Case {
             k: random(self.kv_shape()),
             v: random(self.v_shape()),
         };
-        if let Some(cache) = &self.modifiers.cache {
-            let read: HashSet<_> = cache.read().collect();
-            for entry in (0..cache.entries).filter(|&entry| !read.contains(&(entry as i32))) {
-                for tensor in [&mut inputs.k, &mut inputs.v] {
-                    tensor.index_axis_mut(Axis(0), entry).fill(f32::NAN);
+        let problem = self.problem().expect("a valid case");
+        if let Some(read) = self.modifiers.read(&problem) {
+            let [entries, _, rows, _] = self.kv_shape();
+            for place in (0..entries).flat_map(|entry| (0..rows).map(move |row| [entry, row])) {
+                if !read.contains(&place) {
+                    let [entry, row] = place;
+                    for tensor in [&mut inputs.k, &mut inputs.v] {
+                        tensor.slice_mut(s![entry, .., row, ..]).fill(f32::NAN);
+                    }
                 }
             }
         }
@@ -359,8 +362,8 @@ impl Case {
         let Modifiers {
             window, softcap, ..
         } = self.modifiers;
-        // Of a cache, what the call reads.
-        let read = |[_, heads, keys, dim]: [usize; 4]| [self.batch, heads, keys, dim];
+        // Of a cache or of pages, what the call reads.
+        let read = |[_, heads, _, dim]: [usize; 4]| [self.batch, heads, self.seqlen_kv, dim];
         let [q, k, v] = [self.q_shape(), read(self.kv_shape()), read(self.v_shape())];
         let mut problem = Problem::new(q, k, v, self.causal, self.scale)?;
         (problem.window, problem.softcap) = (window, softcap);
@@ -378,7 +381,11 @@ impl Case {
     pub fn kv_shape(&self) -> [usize; 4] {
         let cache = self.modifiers.cache.as_ref();
         let entries = cache.map_or(self.batch, |cache| cache.entries);
-        [entries, self.kv_heads, self.seqlen_kv, self.dim]
+        let (entries, keys) = match &self.modifiers.pages {
+            Some(pages) => (pages.count, pages.keys),
+            None => (entries, self.seqlen_kv),
+        };
+        [entries, self.kv_heads, keys, self.dim]
     }
 
     /// Shape of o.

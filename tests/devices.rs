@@ -2,6 +2,7 @@
 //! printed it, that case alone.
 
 mod alignment;
+mod append;
 mod backward;
 mod backward_rows;
 mod bulk_copy;
@@ -26,6 +27,7 @@ mod merge;
 mod mutants;
 mod options;
 mod other_devices;
+mod pages;
 mod random;
 mod real_data;
 mod repeats;
@@ -54,6 +56,7 @@ fn main() -> ExitCode {
     }
     harness::main([
         ("alignment", alignment::tests()),
+        ("append", append::tests()),
         ("backward", backward::tests()),
         ("backward_rows", backward_rows::tests()),
         ("bulk_copy", bulk_copy::tests()),
@@ -78,6 +81,7 @@ fn main() -> ExitCode {
         ("mutants", mutants::tests()),
         ("options", options::tests()),
         ("other_devices", other_devices::tests()),
+        ("pages", pages::tests()),
         ("random", random::tests()),
         ("real_data", real_data::tests()),
         ("repeats", repeats::tests()),

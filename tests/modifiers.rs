@@ -9,6 +9,7 @@ use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use rand_distr::StandardNormal;
 use serde::{Deserialize, Serialize};
+use std::collections::HashSet;
 
 /// Options beyond plain and causal attention.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -34,6 +35,8 @@ pub struct Modifiers {
     pub first_keys: Option<Vec<i32>>,
     /// The cache that k and v are.
     pub cache: Option<Cache>,
+    /// The pages that k and v are.
+    pub pages: Option<Pages>,
     /// Elements of a row of v and o, if not of q and k.
     pub dim_v: Option<usize>,
 }
@@ -52,6 +55,46 @@ impl Cache {
     pub fn read(&self) -> impl Iterator<Item = i32> {
         let last = self.entries as i32 - 1;
         self.of.iter().map(move |&entry| entry.clamp(0, last))
+    }
+}
+
+/// Pages of keys and values.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Pages {
+    /// How many there are.
+    pub count: usize,
+    /// Keys of each.
+    pub keys: usize,
+    /// The numbers of each entry of the batch, one after another.
+    pub of: Vec<i32>,
+}
+
+impl Pages {
+    /// The pages with numbers that are allowed: any number stands for the nearest page.
+    fn allowed(&self) -> Self {
+        let last = self.count as i32 - 1;
+        let of = self.of.iter().map(|&number| number.clamp(0, last));
+        Pages {
+            of: of.collect(),
+            ..*self
+        }
+    }
+
+    /// The pages and the rows of them that a call reads.
+    fn read(&self, p: &Problem, sequences: Option<&Sequences<Vec<i32>>>) -> HashSet<[usize; 2]> {
+        let most = p.seqlen_kv / self.keys;
+        let entries = self.allowed().of;
+        let keys = |entry: usize| match sequences {
+            None => p.seqlen_kv,
+            Some(Sequences::Padded { kv, .. }) => (kv[entry].max(0) as usize).min(p.seqlen_kv),
+            Some(Sequences::Packed { kv, .. }) => kv[kv.len() - 1].max(0) as usize,
+        };
+        let rows = (0..p.batch).flat_map(|entry| (0..keys(entry)).map(move |key| [entry, key]));
+        let rows = rows.map(|[entry, key]| {
+            let page = entries[entry * most + key / self.keys];
+            [page as usize, key % self.keys]
+        });
+        rows.collect()
     }
 }
 
@@ -111,6 +154,7 @@ pub struct ModifierTensors {
     sequences: Option<Sequences<Tensor<i32, 1>>>,
     first_keys: Option<Tensor<i32, 1>>,
     cache_entries: Option<Tensor<i32, 1>>,
+    pages: Option<Tensor<i32, 2>>,
 }
 
 impl Modifiers {
@@ -158,8 +202,21 @@ impl Modifiers {
             sequences,
             first_keys: first_keys.map(|first| lengths(first, kv)),
             cache,
+            pages: self.pages.as_ref().map(Pages::allowed),
             ..self.clone()
         }
+    }
+
+    /// The entries and rows of k and v that a call reads of a cache or of pages; none of other tensors, which it reads whole.
+    #[must_use]
+    pub fn read(&self, problem: &Problem) -> Option<HashSet<[usize; 2]>> {
+        if let Some(pages) = &self.pages {
+            return Some(pages.read(problem, self.sequences.as_ref()));
+        }
+        let entries = self.cache.as_ref()?.read();
+        let rows =
+            entries.flat_map(|entry| (0..problem.seqlen_kv).map(move |row| [entry as usize, row]));
+        Some(rows.collect())
     }
 
     /// Whether all are off.
@@ -191,6 +248,10 @@ impl Modifiers {
         raw.sequences = sequences.map(|sequences| sequences.map(numbers));
         raw.first_keys = self.first_keys.as_ref().map(numbers);
         raw.cache_entries = self.cache.as_ref().map(|cache| numbers(&cache.of));
+        raw.pages = self
+            .pages
+            .as_ref()
+            .map(|pages| RawTensor::row_major([batch, keys / pages.keys]));
         raw
     }
 
@@ -244,6 +305,11 @@ impl Modifiers {
         let sequences = sequences.map(|sequences| sequences.try_map(numbers));
         let first_keys = self.first_keys.as_ref().map(numbers);
         let cache_entries = self.cache.as_ref().map(|cache| numbers(&cache.of));
+        let table = |pages: &Pages| {
+            let shape = [problem.batch, problem.seqlen_kv / pages.keys];
+            Tensor::new(device, shape, &pages.of)
+        };
+        let pages = self.pages.as_ref().map(table);
         Ok(ModifierTensors {
             bias: bias.transpose()?,
             mask: mask.transpose()?,
@@ -254,6 +320,7 @@ impl Modifiers {
             sequences: sequences.transpose()?,
             first_keys: first_keys.transpose()?,
             cache_entries: cache_entries.transpose()?,
+            pages: pages.transpose()?,
         })
     }
 }
@@ -367,8 +434,11 @@ impl ModifierTensors {
         if let Some(first_keys) = &self.first_keys {
             call = call.first_keys(first_keys);
         }
-        match &self.cache_entries {
-            Some(entries) => call.cache_entries(entries),
+        if let Some(entries) = &self.cache_entries {
+            call = call.cache_entries(entries);
+        }
+        match &self.pages {
+            Some(table) => call.pages(table),
             None => call,
         }
     }

@@ -1,6 +1,6 @@
 //! Random [cases](Case).
 
-use crate::modifiers::{Cache, Pairs};
+use crate::modifiers::{Cache, Pages, Pairs};
 use crate::{BackwardCase, Case, Layout, Modifiers, Outcome, PASSED, harness};
 use ferroattn::{Accumulation, Device, Dtype, RawForward, Sequences, Window, kernel};
 use ladder::{Ladder, OStore, Rung, Swizzles};
@@ -9,6 +9,9 @@ use proptest::option;
 use proptest::prelude::*;
 use proptest::sample::select;
 use proptest::test_runner::{RngSeed, TestRunner};
+use rand::rngs::StdRng;
+use rand::seq::SliceRandom;
+use rand::{RngExt, SeedableRng};
 
 /// Random cases: all head dims, ragged and unequal lengths, both masks, grouped heads, every layout, scales of
 /// any sign. The default kernel computes them, with as many splits as it likes or a given number.
@@ -182,6 +185,40 @@ pub fn cached(cases: impl Strategy<Value = Case>) -> impl Strategy<Value = Case>
         Case {
             modifiers: Modifiers {
                 cache: Some(Cache { entries, of }),
+                ..case.modifiers
+            },
+            ..case
+        }
+    })
+}
+
+/// The case on pages of 1 to 256 keys, of which some hold keys of several entries of the batch and some none. No entry has a page twice,
+/// whose roundings would not be independent. Numbers of pages behind an entry's last key are any.
+pub fn paged(cases: impl Strategy<Value = Case>) -> impl Strategy<Value = Case> {
+    let numbers = (any::<u64>(), 0..=12_usize, 0..=8_u32);
+    (cases, numbers).prop_map(|(case, (seed, more, log2))| {
+        let keys = 1 << log2;
+        let most = case.seqlen_kv.div_ceil(keys);
+        let count = most + more;
+        let mut rng = StdRng::seed_from_u64(seed);
+        let lengths = match &case.modifiers.sequences {
+            Some(Sequences::Padded { kv, .. }) => kv.clone(),
+            _ => vec![i32::MAX; case.batch],
+        };
+        let mut pages: Vec<i32> = (0..count as i32).collect();
+        let of = lengths.iter().flat_map(|&length| {
+            pages.shuffle(&mut rng);
+            let number = |index| match index * keys < length.max(0) as usize {
+                true => pages[index],
+                false => [-1, i32::MIN, i32::MAX, count as i32][rng.random_range(0..4)],
+            };
+            (0..most).map(number).collect::<Vec<_>>()
+        });
+        let of = of.collect();
+        Case {
+            seqlen_kv: most * keys,
+            modifiers: Modifiers {
+                pages: Some(Pages { count, keys, of }),
                 ..case.modifiers
             },
             ..case

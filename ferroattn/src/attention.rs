@@ -5,7 +5,7 @@ use crate::error::{Error, Result};
 use crate::forward::{Planner, Problem};
 use crate::options::{
     Borrowed, BorrowedCustom, CustomArray, CustomKernels, MaskElement, Sequences, TensorOptions,
-    Window,
+    Window, read_pages,
 };
 use crate::tensor::{Element, Storage, TensorBase, expect_device, expect_shape};
 use std::ptr::null_mut;
@@ -417,7 +417,41 @@ impl<'a> Attention<'a> {
         self.with(|call| call.tensors.cache_entries = Some(entries.into()))
     }
 
-    /// Whether a GPU, whose memory the host cannot see, checks offsets, lengths, first keys and entries of a cache before it
+    /// The pages of each entry of the batch, `[batch, most]` with stride 1 in the last axis: k and v are
+    /// `[pages, kv_heads, page, dim]`, any number of pages with `page` keys each, a power of 2, and `seqlen_kv` is `most * page`.
+    /// Key `j` of entry `b` is row `j % page` of page `table[b, j / page]`. Pages may repeat, and any strides will do: so heads
+    /// may lie outside of the keys or inside, and k and v in one tensor.
+    ///
+    /// [Lengths](Self::padded) say how many keys each entry has. Of pages behind its last key nothing is read, and their
+    /// numbers in the table may be any.
+    ///
+    /// There are no gradients of such a call.
+    ///
+    /// ```
+    /// # fn main() -> ferroattn::Result<()> {
+    /// use ferroattn::{Attention, Device, Tensor};
+    ///
+    /// let device = Device::cpu();
+    /// let q = Tensor::new(&device, [2, 1, 1, 8], &[0.0_f32; 16])?;
+    /// // Three pages of one key.
+    /// let cache = Tensor::new(&device, [3, 1, 1, 8], &[[1.0_f32; 8], [2.0; 8], [3.0; 8]].concat())?;
+    /// let table = Tensor::new(&device, [2, 2], &[2, 0, 1, -1])?;
+    /// let queries = Tensor::new(&device, [2], &[1, 1])?;
+    /// let keys = Tensor::new(&device, [2], &[2, 1])?;
+    /// let attention = Attention::new().pages(&table).padded(&queries, &keys);
+    /// let (o, _) = attention.forward(&q, &cache, &cache)?;
+    /// assert_eq!(o.to_vec()?, [[2.0; 8], [2.0; 8]].concat());
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn pages<'b>(&self, table: &'b TensorBase<impl Storage<Item = i32>, 2>) -> Attention<'b>
+    where
+        'a: 'b,
+    {
+        self.with(|call| call.tensors.pages = Some(table.into()))
+    }
+
+    /// Whether a GPU, whose memory the host cannot see, checks offsets, lengths, first keys, entries of a cache and pages before it
     /// computes, and the call waits for that. Default: false; kernels then move what is not allowed, so that a call ends and stays inside its
     /// tensors whatever they hold. The CPU always checks.
     pub fn check_lengths(mut self, check: bool) -> Self {
@@ -563,15 +597,14 @@ impl<'a> Attention<'a> {
     }
 
     /// The problem that q, k and v of these shapes pose with these options. Of a [cache](Self::cache_entries) it has the entries
-    /// that a call reads, one for each entry of the batch.
+    /// that a call reads, one for each entry of the batch; of [pages](Self::pages) as many keys as an entry's pages hold.
     ///
     /// # Errors
     /// Says which argument is wrong.
     pub fn problem(&self, q: [usize; 4], k: [usize; 4], v: [usize; 4]) -> Result<Problem> {
-        let [k, v] = match self.tensors.cache_entries {
-            None => [k, v],
-            Some(_) => read_entries(q, k, v)?,
-        };
+        let has_cache = self.tensors.cache_entries.is_some();
+        let pages = self.tensors.pages.as_ref().map(|pages| pages.shape()[1]);
+        let [k, v] = read_shapes(q, k, v, has_cache, pages)?;
         self.problem_of_entries(q, k, v)
     }
 
@@ -596,16 +629,27 @@ impl<'a> Attention<'a> {
     }
 }
 
-/// The shapes of what a call reads of a cache k and v: an entry for each entry of the batch.
+/// The shapes of what a call reads of k and v, an entry for each entry of the batch: of tensors that have these, of a cache, or of
+/// so many pages for each entry.
 ///
 /// # Errors
-/// If k and v have different numbers of entries, or none.
-pub(crate) fn read_entries(q: [usize; 4], k: [usize; 4], v: [usize; 4]) -> Result<[[usize; 4]; 2]> {
-    let [[entries, kv_heads, seqlen_kv, dim], [_, .., dim_v]] = [k, v];
-    expect_shape("v", &[entries, kv_heads, seqlen_kv, dim_v], &v)?;
+/// If k and v have different numbers of entries or pages, or none, or pages have no power of 2 of keys.
+pub(crate) fn read_shapes(
+    q: [usize; 4],
+    k: [usize; 4],
+    v: [usize; 4],
+    has_cache: bool,
+    pages: Option<usize>,
+) -> Result<[[usize; 4]; 2]> {
+    if !has_cache && pages.is_none() {
+        return Ok([k, v]);
+    }
+    let [[entries, kv_heads, keys, dim], [_, .., dim_v]] = [k, v];
+    expect_shape("v", &[entries, kv_heads, keys, dim_v], &v)?;
     let batch = q[0];
     if entries == 0 && batch > 0 {
         return Err(Error::Zero("the number of entries of k"));
     }
+    let seqlen_kv = pages.map_or(Ok(keys), |pages| read_pages(keys, pages))?;
     Ok([dim, dim_v].map(|dim| [batch, kv_heads, seqlen_kv, dim]))
 }

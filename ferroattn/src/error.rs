@@ -61,6 +61,52 @@ pub enum Error {
         "offsets_q has {0} elements; it must have one more than there are sequences, 2 or more"
     )]
     Offsets(usize),
+    /// New keys that the cache has no room for.
+    #[error("entry {entry} has {before} keys and gets {rows} more; it has room for {capacity}")]
+    Full {
+        entry: usize,
+        before: usize,
+        rows: usize,
+        capacity: usize,
+    },
+    /// A row of a cache that two new keys would have.
+    #[error("two new keys would be key {key} of entry {entry} of the cache")]
+    Taken { entry: usize, key: usize },
+    /// A slot that a cache does not have.
+    #[error("slots[{entry}, {row}] is {slot}; the cache has {slots}")]
+    Slot {
+        entry: usize,
+        row: usize,
+        slot: i64,
+        slots: usize,
+    },
+    /// A position that a rotary embedding does not have.
+    #[error("entry {entry} has a row at position {position}; cos has {positions} positions")]
+    Position {
+        entry: usize,
+        position: usize,
+        positions: usize,
+    },
+    /// More pairs than a row has.
+    #[error("cos has {pairs} pairs; rows of {dim} elements have at most {}", dim / 2)]
+    RotaryDim { pairs: usize, dim: usize },
+    /// Cosines and sines of a type that kernels do not read.
+    #[error("cos and sin are {}; they must be f32 or {}", found.name(), dtype.name())]
+    RotaryDtype { found: Dtype, dtype: Dtype },
+    /// Pages of a number of keys that no kernel has.
+    #[error("a page has {0} keys; it must have a power of 2")]
+    Page(usize),
+    /// A page that does not exist.
+    #[error(
+        "pages[{entry}, {index}] is {value}; it must be from 0 to {max}, for entry {entry} has {keys} keys"
+    )]
+    PageNumber {
+        entry: usize,
+        index: usize,
+        value: i32,
+        max: usize,
+        keys: usize,
+    },
     /// A length or an offset that is not allowed.
     #[error("{argument}[{index}] is {value}; it must be from {} to {max}", match min {
         0 => "0".to_owned(),
@@ -338,6 +384,14 @@ impl Error {
             | Error::NoBackward(_)
             | Error::NoOption(_)
             | Error::ForwardOnly(_)
+            | Error::Full { .. }
+            | Error::Taken { .. }
+            | Error::Slot { .. }
+            | Error::Position { .. }
+            | Error::RotaryDim { .. }
+            | Error::RotaryDtype { .. }
+            | Error::Page(_)
+            | Error::PageNumber { .. }
             | Error::SharedMemory { .. }
             | Error::UnsuitableKernel { .. }
             | Error::NotOnCpu(_)

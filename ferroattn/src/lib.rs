@@ -44,6 +44,7 @@
 //! Tensors of the host and plans for any device need no feature. A call on the CPU without `cpu` is
 //! [`Error::NoCpu`], a driver without `ptx` [`Error::NotCompiled`].
 
+mod append;
 mod attention;
 pub mod backward;
 #[cfg(feature = "cpu")]
@@ -73,6 +74,7 @@ mod workspace;
 
 #[cfg(feature = "emulator")]
 pub use ::emulator;
+pub use append::{Append, RawAppend, RawRotary, append_plan, append_raw};
 pub use attention::Attention;
 pub use backward::{BackwardInputs, Gradients, GradientsMut, RawBackward};
 pub use device::{Class, Device, Event, Facts, Stream};

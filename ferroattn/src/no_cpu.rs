@@ -1,5 +1,6 @@
 //! Calls on the CPU without the feature `cpu`: errors.
 
+use crate::append::RawAppend;
 use crate::backward::RawBackward;
 use crate::error::{Error, Result};
 use crate::forward::{Problem, RawForward};
@@ -29,5 +30,10 @@ pub unsafe fn merge_raw(_: Dtype, _: &RawMerge) -> Result<()> {
 
 /// In place of a merge's gradient.
 pub unsafe fn merge_backward_raw(_: Dtype, _: &RawMergeBackward) -> Result<()> {
+    Err(Error::NoCpu)
+}
+
+/// In place of appending.
+pub unsafe fn append_raw(_: Dtype, _: &RawAppend) -> Result<()> {
     Err(Error::NoCpu)
 }

@@ -7,7 +7,7 @@ use crate::device::{Device, Facts, RawStream, plans};
 use crate::empty;
 use crate::error::{Error, Result};
 use crate::forward::{self, Problem, RawForward};
-use crate::options::{CACHE, PAIRS, RawOptions, expect_best, full, score_shape};
+use crate::options::{CACHE, PAGES, PAIRS, RawOptions, expect_best, full, score_shape};
 use crate::plan::{CPU, EMPTY, Plan, Steps};
 use crate::run::Allocate;
 use crate::tensor::{Dtype, Element, RawTensor, Storage, Tensor, TensorBase, expect_shape};
@@ -324,8 +324,13 @@ impl Attention<'_> {
         let problem = self.problem(q.shape, k.shape, v.shape)?;
         let options = options.or(self.tensors.raw(&problem)?);
         options.validate(&problem)?;
-        if options.cache_entries.is_some() {
-            return Err(Error::ForwardOnly(CACHE));
+        for (argument, is_on) in [
+            (CACHE, options.cache_entries.is_some()),
+            (PAGES, options.pages.is_some()),
+        ] {
+            if is_on {
+                return Err(Error::ForwardOnly(argument));
+            }
         }
         for (argument, tensor, shape) in [
             ("o", o, problem.o_shape()),

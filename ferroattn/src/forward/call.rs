@@ -5,7 +5,7 @@ use super::cpu;
 use super::fold::folded;
 use super::plan::{plan, suited};
 use super::problem::Problem;
-use crate::attention::{Attention, Wanted, read_entries};
+use crate::attention::{Attention, Wanted, read_shapes};
 use crate::device::plans::Call;
 use crate::device::{Device, Facts, RawStream};
 use crate::empty;
@@ -24,9 +24,10 @@ use std::sync::Arc;
 pub struct RawForward {
     /// Queries, `[batch, heads, seqlen_q, dim]`; like k, v and o, with stride 1 in dim.
     pub q: RawTensor,
-    /// Keys, `[batch, kv_heads, seqlen_kv, dim]`, or a [cache](Attention::cache_entries) of any number of entries.
+    /// Keys, `[batch, kv_heads, seqlen_kv, dim]`, or a [cache](Attention::cache_entries) of any number of entries, or
+    /// [pages](Attention::pages) `[pages, kv_heads, page, dim]`.
     pub k: RawTensor,
-    /// Values, `[batch, kv_heads, seqlen_kv, dim_v]`, or a cache of as many entries.
+    /// Values, `[batch, kv_heads, seqlen_kv, dim_v]`, or a cache of as many entries, or as many pages.
     pub v: RawTensor,
     /// Output, `[batch, heads, seqlen_q, dim_v]`.
     pub o: RawTensor,
@@ -314,10 +315,10 @@ impl Attention<'_> {
             options,
         } = args;
         let has_cache = options.cache_entries.is_some() || self.tensors.cache_entries.is_some();
-        let [of_k, of_v] = match has_cache {
-            false => [k.shape, v.shape],
-            true => read_entries(q.shape, k.shape, v.shape)?,
-        };
+        let own = self.tensors.pages.as_ref().map(|pages| pages.shape());
+        let pages = options.pages.map(|pages| pages.shape).or(own);
+        let pages = pages.map(|[_, most]| most);
+        let [of_k, of_v] = read_shapes(q.shape, k.shape, v.shape, has_cache, pages)?;
         let problem = self.problem_of_entries(q.shape, of_k, of_v)?;
         let options = options.or(self.tensors.raw(&problem)?);
         options.validate(&problem)?;

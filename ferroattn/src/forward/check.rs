@@ -64,9 +64,9 @@ pub struct Forward<'a, T> {
     pub options: HostOptions<'a>,
     /// `[batch, heads, seqlen_q, dim]`.
     pub q: &'a [T],
-    /// `[batch, kv_heads, seqlen_kv, dim]`, or a [cache](crate::Attention::cache_entries).
+    /// `[batch, kv_heads, seqlen_kv, dim]`, or a [cache](crate::Attention::cache_entries), or [pages](crate::Attention::pages).
     pub k: &'a [T],
-    /// `[batch, kv_heads, seqlen_kv, dim_v]`, or a cache.
+    /// `[batch, kv_heads, seqlen_kv, dim_v]`, or a cache, or pages.
     pub v: &'a [T],
     /// `[batch, heads, seqlen_q, dim_v]`.
     pub o: &'a [T],
@@ -148,12 +148,9 @@ impl Expected {
         let by_kv_head: Vec<&[usize]> = rows.chunk_by(|&a, &b| kv_head(a) == kv_head(b)).collect();
         let of_head = |rows: &[usize]| {
             let (batch, head) = (kv_head(rows[0]) / p.kv_heads, kv_head(rows[0]) % p.kv_heads);
-            let head = forward.options.entry(batch) * p.kv_heads + head;
-            let [k, v] = [(forward.k, p.dim), (forward.v, p.dim_v)].map(|(tensor, dim)| {
-                let elements = p.seqlen_kv * dim;
-                &tensor[head * elements..][..elements]
-            });
-            let reference = Reference::new(p, k, v);
+            let [k, v] = [(forward.k, p.dim), (forward.v, p.dim_v)]
+                .map(|(tensor, dim)| forward.options.keys_of(p, tensor, dim, [batch, head]));
+            let reference = Reference::new(p, &k, &v);
             let of_row = |&row: &usize| of_row(forward, &reference, row);
             rows.par_iter().map(of_row).collect::<Vec<_>>()
         };

@@ -187,6 +187,9 @@ fn obstacle(
         Family::Auxiliary(Auxiliary::Merge(_) | Auxiliary::MergeBackward(_)) => {
             return Some("merges what other kernels find on parts of the keys".to_owned());
         }
+        Family::Auxiliary(Auxiliary::Append(_)) => {
+            return Some("appends keys and values to a cache".to_owned());
+        }
         Family::Auxiliary(Auxiliary::Pack | Auxiliary::Unpack) => {
             return Some("copies what other kernels compute with".to_owned());
         }

@@ -76,15 +76,15 @@ pub fn forward<T: Element>(
         let (batch, head) = (head / p.heads, head % p.heads);
         let (all_options, options) = (options, options.head(p, [batch, head]));
         let q = q.slice(s![batch, head, .., ..]);
-        let (entry, kv_head) = (all_options.entry(batch), p.kv_head(head));
-        let [k, v] = [&k, &v].map(|tensor| tensor.slice(s![entry, kv_head, .., ..]));
+        let kv_head = p.kv_head(head);
+        let [k, v] = [&k, &v].map(|tensor| all_options.rows_of_keys(p, tensor, [batch, kv_head]));
         let tiles = o.par_chunks_mut(BR).zip(lse.par_chunks_mut(BR));
         tiles.enumerate().for_each(|(tile, (o, lse))| {
             let first = tile * BR;
             let q = widen(q.slice(s![first..first + o.len(), ..]));
             let mut tile = Tile::new(q, p.dim_v, options.sink());
             tile.attend(&options, first, |keys| {
-                [k, v].map(|tensor| widen(tensor.slice(s![keys.clone(), ..])))
+                [&k, &v].map(|tensor| widen(tensor.slice(s![keys.clone(), ..])))
             });
             tile.finish(lse);
             for (row, o) in tile.o.rows().into_iter().zip(o) {

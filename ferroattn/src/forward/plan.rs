@@ -11,7 +11,7 @@ use crate::plan::{MapPlace, Plan, Steps};
 use crate::tensor::RawTensor;
 use crate::tensor_map::{has_map, tensor_map};
 use bytemuck::NoUninit;
-use kernels::abi::{Divisor, ForwardParams, Order, Sm90Params, Switch};
+use kernels::abi::{Divisor, ForwardParams, Order, PagesRef, Sm90Params, Switch};
 use kernels::catalog::select::is_wide;
 use kernels::catalog::{
     self, Auxiliary, Dtype, Family, Forward, Kernel, Kind, Loop, MaskKind, Rows,
@@ -51,7 +51,22 @@ pub(super) fn plan(
     draft.finish()
 }
 
-/// Whether a kernel loads a tensor by a map, and no map can describe it. Grouped kernels copy q without one.
+/// The table of pages with so many keys, for a kernel that loads by boxes of at most `most` keys.
+fn pages(table: RawTensor<2>, page: usize, most: u32) -> PagesRef {
+    let [batch_stride, _] = table.used_strides();
+    let keys_log2 = page.ilog2();
+    PagesRef {
+        batch_stride: batch_stride as i64,
+        count: table.shape[1] as u32,
+        keys_log2,
+        // The largest power of 2 that divides both.
+        box_keys: 1 << keys_log2.min(most.trailing_zeros()),
+        ..PagesRef::default()
+    }
+}
+
+/// Whether a kernel loads a tensor by a map, and no map can describe it. Grouped kernels copy q without one. A box of a
+/// page starts at a multiple of 8 rows of a tile, where its swizzle begins anew.
 fn lacks_map(kernel: &Kernel, args: &RawForward) -> bool {
     let forward = kernel.forward().expect("it computes attention");
     let by_maps: &[_] = match forward.kind.rows {
@@ -59,7 +74,8 @@ fn lacks_map(kernel: &Kernel, args: &RawForward) -> bool {
         Rows::Head => &[args.q, args.k, args.v],
         Rows::Group => &[args.k, args.v],
     };
-    !by_maps.iter().all(has_map)
+    let is_small = args.options.pages.is_some() && args.k.shape[2] < 8;
+    !by_maps.is_empty() && is_small || !by_maps.iter().all(has_map)
 }
 
 /// The kernel that computes the same without tensor maps.
@@ -241,6 +257,9 @@ impl Draft {
         steps.map_mask(problem, &args.options, tiles, false, &mut options, place)?;
         // No number names an entry behind these.
         options.cache_entries = args.k.shape[0].min(i32::MAX as usize) as u32;
+        if let Some(table) = args.options.pages {
+            options.pages = pages(table, args.k.shape[2], kernel.keys / kernel.v_chunks);
+        }
         // All of these fit: the grid holds all heads, and `validate` bounds the lengths and the dim.
         let params = ForwardParams {
             q: steps.input(args.q, offset_of!(ForwardParams, q.address))?,
@@ -330,7 +349,15 @@ impl Draft {
         let (kernel, forward) = (self.kernel, self.params);
         let places = std::mem::take(&mut self.steps.places);
         let (heads, queries) = (problem.heads, problem.seqlen_q);
-        let (kv_heads, keys) = (problem.kv_heads, problem.seqlen_kv);
+        let has_pages = kernel.entry.switches.has(Switch::Pages);
+        let (kv_heads, keys) = match has_pages {
+            true => (problem.kv_heads, 1 << forward.options.pages.keys_log2),
+            false => (problem.kv_heads, problem.seqlen_kv),
+        };
+        let box_keys = |keys| match has_pages {
+            true => forward.options.pages.box_keys,
+            false => keys,
+        };
         let q = offset_of!(ForwardParams, q.address);
         let k = offset_of!(ForwardParams, k.address);
         let v = offset_of!(ForwardParams, v.address);
@@ -345,9 +372,9 @@ impl Draft {
             0 => problem.batch,
             _ => forward.options.cache_entries as usize,
         };
-        let kv_map = |place, tensor, address, dim, box_keys| {
+        let kv_map = |place, tensor, address, dim, of_step| {
             let sizes = [entries, kv_heads, keys, dim];
-            (place, tensor, address, sizes, box_keys)
+            (place, tensor, address, sizes, box_keys(of_step))
         };
         let v_keys = kernel.keys / kernel.v_chunks;
         let kv_maps = [

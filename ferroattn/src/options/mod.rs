@@ -12,6 +12,7 @@ mod head;
 mod huge;
 mod mask;
 mod numbers;
+mod pages;
 #[cfg(test)]
 mod passes;
 mod ranges;
@@ -33,6 +34,7 @@ pub use head::HostOptions;
 #[cfg(feature = "cpu")]
 pub(crate) use head::{Head, rows_of, tanh_error};
 pub use mask::MaskElement;
+pub(crate) use pages::read_pages;
 pub(crate) use raw::{PAIRS, full, score_shape};
 pub use raw::{RawBias, RawMask, RawOptions};
 pub use sequences::{RawSequences, Sequences};
@@ -44,13 +46,18 @@ pub use window::{ParseWindowError, Window};
 use crate::error::{Error, Result};
 use crate::forward::Problem;
 use crate::tensor::{Dtype, RawTensor};
-use kernels::abi::{BlockMapRef, Divisor, NEAR_SOFTCAP, Options, PairsRef, Switch, Switches};
+use kernels::abi::{
+    BlockMapRef, Divisor, NEAR_SOFTCAP, Options, PagesRef, PairsRef, Switch, Switches,
+};
 
 /// The name of packed or padded sequences.
 const LENGTHS: &str = "variable lengths";
 
 /// The name of the entries of a cache.
 pub(crate) const CACHE: &str = "cache_entries";
+
+/// The name of the pages of keys and values.
+pub(crate) const PAGES: &str = "pages";
 
 /// The first option of a call that plain kernels lack, by name.
 pub(crate) fn first(p: &Problem, tensors: &RawOptions) -> Option<&'static str> {
@@ -66,6 +73,7 @@ pub(crate) fn first(p: &Problem, tensors: &RawOptions) -> Option<&'static str> {
         (LENGTHS, tensors.sequences.is_some()),
         ("first_keys", tensors.first_keys.is_some()),
         (CACHE, tensors.cache_entries.is_some()),
+        (PAGES, tensors.pages.is_some()),
         ("custom", tensors.custom.is_some()),
     ];
     let (name, _) = options.into_iter().find(|(_, is_on)| *is_on)?;
@@ -131,6 +139,8 @@ pub(crate) fn of_kernels(p: &Problem, tensors: &RawOptions) -> Options {
     let shares_bias = tensors
         .bias
         .is_some_and(|bias| bias.tensor.used_strides()[0] == 0);
+    let table = tensors.pages.map(|pages| pages.address);
+    let cache = table.or(tensors.cache_entries.map(|entries| entries.address));
     let [sinks_head] = tensors.sinks.map_or([0], |sinks| sinks.used_strides());
     Options {
         alibi: tensors.alibi.map_or(0, |alibi| alibi.address),
@@ -147,7 +157,8 @@ pub(crate) fn of_kernels(p: &Problem, tensors: &RawOptions) -> Options {
         bias: pairs(tensors.bias.map(|bias| bias.tensor)),
         entries: Divisor::new(if shares_bias { p.batch as u32 } else { 1 }),
         cache_entries: 0,
-        cache: tensors.cache_entries.map_or(0, |entries| entries.address),
+        cache: cache.unwrap_or(0),
+        pages: PagesRef::default(),
         mask: pairs(tensors.mask.map(|mask| mask.tensor)),
         custom: tensors
             .custom
@@ -197,4 +208,5 @@ pub(crate) fn switches(p: &Problem, tensors: &RawOptions) -> Switches {
             tensors.mask.is_some_and(|mask| !mask.bits),
         )
         .with(Switch::MaskBits, tensors.mask.is_some_and(|mask| mask.bits))
+        .with(Switch::Pages, tensors.pages.is_some())
 }

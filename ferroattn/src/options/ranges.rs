@@ -1,11 +1,13 @@
 //! Sequences of variable lengths on a GPU: a launch turns offsets or lengths into what queries and keys see.
 
+use super::pages::{expect_pages, keys_of_entry};
 use super::{RawOptions, Sequences, Spaced, of_kernels};
 use crate::device::Device;
 use crate::device::driver::RawStream;
 use crate::error::Result;
 use crate::forward::Problem;
 use crate::plan::{Step, Steps};
+use crate::tensor::RawTensor;
 use kernels::abi::{KeyRange, Options, QueryRange, RangesParams};
 use kernels::catalog::{self, Auxiliary, Family};
 use std::mem::offset_of;
@@ -99,7 +101,7 @@ impl Steps {
 }
 
 impl RawOptions {
-    /// Checks offsets, lengths, first keys and entries of a cache of so many in the memory of a GPU, if the call wants that.
+    /// Checks offsets, lengths, first keys, entries of a cache of so many, and pages, in the memory of a GPU, if the call wants that.
     ///
     /// # Errors
     /// Names the first number that is not allowed; or what the device reports.
@@ -114,10 +116,11 @@ impl RawOptions {
         stream: RawStream,
     ) -> Result<()> {
         let numbers = self.numbers(p, cache)?;
-        let (true, Some(gpu)) = (self.check_lengths && !numbers.is_empty(), device.gpu()) else {
+        let has_numbers = !numbers.is_empty() || self.pages.is_some();
+        let (true, Some(gpu)) = (self.check_lengths && has_numbers, device.gpu()) else {
             return Ok(());
         };
-        let download = |tensor: &crate::tensor::RawTensor<1>| {
+        let download = |tensor: &RawTensor<1>| {
             let mut numbers = vec![0_i32; tensor.shape[0]];
             // SAFETY: the elements are in the device's memory, by the caller's word; the stream has done its work.
             unsafe {
@@ -128,7 +131,24 @@ impl RawOptions {
         };
         // SAFETY: the stream is valid by the caller's word.
         unsafe { gpu.driver().wait(stream)? };
-        let mut numbers = numbers.iter();
-        numbers.try_for_each(|numbers| numbers.expect(&download(&numbers.tensor)?))
+        for numbers in &numbers {
+            numbers.expect(&download(&numbers.tensor)?)?;
+        }
+        let Some(table) = self.pages else {
+            return Ok(());
+        };
+        let sequences = self.sequences.as_ref();
+        let sequences = sequences.map(|sequences| sequences.try_map(&download));
+        let sequences = sequences.transpose()?;
+        for entry in 0..p.batch {
+            let bytes = entry as i64 * table.strides[0] as i64 * size_of::<i32>() as i64;
+            let numbers = download(&RawTensor {
+                address: table.address.wrapping_add_signed(bytes),
+                ..RawTensor::row_major([table.shape[1]])
+            })?;
+            let keys = keys_of_entry(p, sequences.as_ref(), entry);
+            expect_pages(p, entry, &numbers, keys, cache)?;
+        }
+        Ok(())
     }
 }

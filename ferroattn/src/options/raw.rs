@@ -28,7 +28,10 @@ pub struct RawOptions {
     pub first_keys: Option<RawTensor<1>>,
     /// The [entry of k and v](crate::Attention::cache_entries) for each entry of the batch, `i32[batch]`, with stride 1.
     pub cache_entries: Option<RawTensor<1>>,
-    /// Whether a GPU [checks](crate::Attention::check_lengths) the numbers of `sequences`, `first_keys` and `cache_entries`.
+    /// The [pages](crate::Attention::pages) of each entry of the batch, `i32[batch, most]`, with stride 1 in the last axis.
+    pub pages: Option<RawTensor<2>>,
+    /// Whether a GPU [checks](crate::Attention::check_lengths) the numbers of `sequences`, `first_keys`, `cache_entries` and
+    /// `pages`.
     pub check_lengths: bool,
     /// A [score or mask of another crate](crate::Attention::custom).
     pub custom: Option<RawCustom>,
@@ -70,6 +73,13 @@ impl RawOptions {
         }
         if let (Some(Sequences::Packed { .. }), Some(_)) = (&self.sequences, &self.first_keys) {
             return Err(Error::Excluded("first_keys", "packed sequences"));
+        }
+        if let Some(pages) = &self.pages {
+            if self.cache_entries.is_some() {
+                return Err(Error::Excluded(super::CACHE, super::PAGES));
+            }
+            expect_shape(super::PAGES, &[p.batch, pages.shape[1]], &pages.shape)?;
+            pages.expect_rows(super::PAGES, "its last axis")?;
         }
         if let Some(alibi) = &self.alibi {
             let [slopes, _] = alibi.shape;
@@ -128,6 +138,7 @@ impl RawOptions {
             sequences: self.sequences.or(others.sequences),
             first_keys: self.first_keys.or(others.first_keys),
             cache_entries: self.cache_entries.or(others.cache_entries),
+            pages: self.pages.or(others.pages),
             check_lengths: self.check_lengths || others.check_lengths,
             custom: self.custom.or(others.custom),
         }

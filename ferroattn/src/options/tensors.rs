@@ -25,6 +25,8 @@ pub(crate) struct TensorOptions<'a> {
     pub first_keys: Option<Borrowed<'a, 1>>,
     /// `[batch]`.
     pub cache_entries: Option<Borrowed<'a, 1>>,
+    /// `[batch, most pages]`.
+    pub pages: Option<Borrowed<'a, 2>>,
     /// Whether a GPU checks these numbers.
     pub check_lengths: bool,
     pub custom: Option<BorrowedCustom<'a>>,
@@ -50,6 +52,15 @@ impl<'a, S: Storage, const R: usize> From<&'a TensorBase<S, R>> for Borrowed<'a,
 }
 
 impl<const R: usize> Borrowed<'_, R> {
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// The tensor by its address.
+    pub fn raw(&self) -> RawTensor<R> {
+        self.raw
+    }
+
     pub fn shape(&self) -> [usize; R] {
         self.raw.shape
     }
@@ -93,6 +104,7 @@ impl TensorOptions<'_> {
                 "cache_entries",
                 self.cache_entries.as_ref().map(|entries| &entries.device),
             ),
+            ("pages", self.pages.as_ref().map(|pages| &pages.device)),
         ];
         let sequences = self.sequences.iter().flat_map(Sequences::named);
         let sequences = sequences.map(|(argument, numbers)| (argument, Some(&numbers.device)));
@@ -142,6 +154,7 @@ impl TensorOptions<'_> {
                 .map(|all| all.map(|numbers| numbers.raw)),
             first_keys: self.first_keys.as_ref().map(|first| first.raw),
             cache_entries: self.cache_entries.as_ref().map(|entries| entries.raw),
+            pages: self.pages.as_ref().map(|pages| pages.raw),
             check_lengths: self.check_lengths,
             custom: self.custom.as_ref().map(BorrowedCustom::raw).transpose()?,
         })

@@ -5,16 +5,16 @@
 #![feature(abi_ptx, asm_experimental_arch)]
 
 use kernels::abi::{
-    BackwardParams, BlockMapParams, BulkCopyParams, ForwardParams, GemmParams, HopperGemmParams,
-    MergeBackwardParams, MergeParams, PackParams, PrepareParams, RangesParams, Sm90BackwardParams,
-    Sm90Params,
+    AppendParams, BackwardParams, BlockMapParams, BulkCopyParams, ForwardParams, GemmParams,
+    HopperGemmParams, MergeBackwardParams, MergeParams, PackParams, PrepareParams, RangesParams,
+    Sm90BackwardParams, Sm90Params,
 };
 use kernels::attention::forward::Unwatched;
-use kernels::attention::workload::heads::{HeadGroup, HeadSlice, OneHead};
 use kernels::attention::options::group_score::GroupScore;
 use kernels::attention::options::mask::{Causal, Either, Full};
 use kernels::attention::options::ranges::{Ranges, Spans};
 use kernels::attention::options::score::{Optional, Scaled};
+use kernels::attention::workload::heads::{HeadGroup, HeadSlice, OneHead};
 use kernels::tile::{Accumulator as Single, Bf16, F16, HalfAccumulator as Half};
 use kernels::{attention, bulk_copy, entry, gemm};
 

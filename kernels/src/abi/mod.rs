@@ -6,6 +6,7 @@
 //! | `forward` | arguments of an attention kernel |
 //! | `backward` | arguments of the kernels of a backward pass |
 //! | `gemm` | arguments of a matrix product |
+//! | `append` | arguments of the kernel that appends keys and values to a cache |
 //! | `pack` | arguments of a copy to aligned rows |
 //! | `merge` | arguments of the kernels that merge results of attention |
 //! | `sm90` | arguments of the attention kernels for Hopper |
@@ -15,9 +16,11 @@
 //! | `divide` | division by a number known before the launch |
 //! | `options` | what a call asks for beside q, k and v |
 //! | `order` | which block of a grid takes which tile |
+//! | `pages` | the pages of keys and values that a table names |
 //! | `ranges` | arguments of the kernel that finds what queries and keys see |
 //! | `stored` | jobs of a launch that stores dS, and their order |
 
+mod append;
 mod backward;
 mod block_map;
 mod bulk_copy;
@@ -29,11 +32,13 @@ mod merge;
 mod options;
 mod order;
 mod pack;
+mod pages;
 mod ranges;
 mod sm90;
 mod stored;
 mod tensor;
 
+pub use append::{AppendParams, RowsRef};
 pub use backward::{BackwardParams, FAR_LSE, PrepareParams, ROW_PADDING};
 pub use block_map::{BlockMapParams, BlockMapRef, Coverage};
 pub use bulk_copy::{BULK_BYTES, BulkCopyParams};
@@ -47,6 +52,7 @@ pub use options::{
 };
 pub use order::Order;
 pub use pack::PackParams;
+pub use pages::PagesRef;
 pub use ranges::RangesParams;
 pub use sm90::{Sm90BackwardParams, Sm90Params, TensorMap};
 pub use stored::{Awaited, Stored, StoredJob, StoredSizes};

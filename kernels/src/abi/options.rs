@@ -1,6 +1,6 @@
 //! Options of an attention call, as kernels with options read them.
 
-use super::{BlockMapRef, Divisor};
+use super::{BlockMapRef, Divisor, PagesRef};
 
 /// The options of a call, beside q, k and v. Only kernels with options read them.
 ///
@@ -40,8 +40,10 @@ pub struct Options {
     /// Entries of a cache of keys and values, which entries of the batch name; unused without [`cache`](Self::cache).
     pub cache_entries: u32,
     /// Device address of `i32[batch]`: the entry of k and v that serves each batch entry; 0 where each has its own. Numbers that
-    /// are not allowed are moved to what is.
+    /// are not allowed are moved to what is. Where [`Switch::Pages`] is on, the table of [pages](Self::pages).
     pub cache: u64,
+    /// The pages of each batch entry, where [`Switch::Pages`] is on: then entries of k and v are pages.
+    pub pages: PagesRef,
     /// Which pairs see each other, where [`Switch::MaskBytes`] or [`Switch::MaskBits`] is on. Offsets count bytes or words
     /// of 32 keys.
     pub mask: PairsRef,
@@ -140,6 +142,8 @@ pub enum Switch {
     MaskBytes,
     /// Bits say so: key `j` is bit `j % 32` of word `j / 32`.
     MaskBits,
+    /// Keys and values lie in pages, which a table names.
+    Pages,
 }
 
 impl Switch {
@@ -158,6 +162,7 @@ impl Switch {
         Switch::BiasGradientVectors,
         Switch::MaskBytes,
         Switch::MaskBits,
+        Switch::Pages,
     ];
 
     /// Combinations that the kernels are assembled with before any call asks for them: each alone, and some together.
@@ -172,6 +177,7 @@ impl Switch {
         &[Switch::BiasF16, Switch::BiasVectors],
         &[Switch::MaskBytes],
         &[Switch::MaskBits],
+        &[Switch::Ranges, Switch::Pages],
         &[Switch::Ranges, Switch::Alibi],
         &[Switch::Ranges, Switch::AlibiRows],
         &[Switch::Softcap, Switch::Alibi],
@@ -193,6 +199,7 @@ impl Switch {
                 | Switch::Alibi
                 | Switch::AlibiRows
                 | Switch::Ranges
+                | Switch::Pages
         )
     }
 
@@ -212,12 +219,13 @@ impl Switch {
             Switch::BiasGradientVectors => ("bias_gradient", 2),
             Switch::MaskBytes => ("mask", 1),
             Switch::MaskBits => ("mask", 2),
+            Switch::Pages => ("pages", 1),
         }
     }
 
-    /// Whether kernels of gradients have it. Their tiles are transposed: a lane has no neighbouring keys.
+    /// Whether kernels of gradients have it. Their tiles are transposed: a lane has no neighbouring keys. Pages have no gradients.
     pub const fn is_of_gradients(self) -> bool {
-        !matches!(self, Switch::BiasVectors)
+        !matches!(self, Switch::BiasVectors | Switch::Pages)
     }
 
     /// The name in messages.
@@ -236,6 +244,7 @@ impl Switch {
             Switch::BiasGradientVectors => "bias_gradient_vectors",
             Switch::MaskBytes => "mask_bytes",
             Switch::MaskBits => "mask_bits",
+            Switch::Pages => "pages",
         }
     }
 }

@@ -13,6 +13,8 @@ pub enum Auxiliary {
     Merge(Dtype),
     /// Gradients of such results.
     MergeBackward(Dtype),
+    /// New keys and values of this type, copied to a cache.
+    Append(Dtype),
     /// Copies of inputs whose rows are not [aligned](crate::abi::TensorRef::is_aligned).
     Pack,
     /// Outputs whose rows are no whole pieces of 16 bytes, from copies.
@@ -41,7 +43,8 @@ impl Auxiliary {
         match self {
             Auxiliary::Combine(dtype)
             | Auxiliary::Merge(dtype)
-            | Auxiliary::MergeBackward(dtype) => Some(dtype),
+            | Auxiliary::MergeBackward(dtype)
+            | Auxiliary::Append(dtype) => Some(dtype),
             _ => None,
         }
     }
@@ -56,6 +59,7 @@ impl Auxiliary {
             Auxiliary::MergeBackward(_) => {
                 ("merge_backward", "MergeBackwardParams", "attention::auxiliary::merge", generic! { merge_backward: W = w })
             }
+            Auxiliary::Append(_) => ("append", "AppendParams", "attention::auxiliary::append", generic! { append: W = w }),
             Auxiliary::Pack => ("pack", "PackParams", "attention::auxiliary::pack", generic! { pack: W = w, BR = Self::PACK_ROWS }),
             Auxiliary::Unpack => {
                 ("unpack", "PackParams", "attention::auxiliary::pack", generic! { unpack: W = w, BR = Self::PACK_ROWS })
@@ -71,8 +75,8 @@ impl Auxiliary {
 
 /// All kernels but the bulk copy.
 pub(super) fn all() -> impl Iterator<Item = Auxiliary> {
-    use Auxiliary::{Blocks, Combine, Merge, MergeBackward, Pack, Ranges, Unpack};
-    let of_types = [Combine, Merge, MergeBackward].into_iter();
+    use Auxiliary::{Append, Blocks, Combine, Merge, MergeBackward, Pack, Ranges, Unpack};
+    let of_types = [Combine, Merge, MergeBackward, Append].into_iter();
     let of_types = of_types.flat_map(|of: fn(Dtype) -> Auxiliary| Dtype::ALL.map(of));
     of_types.chain([Pack, Unpack, Ranges, Blocks])
 }

@@ -13,6 +13,18 @@ pub trait Rows: Copy {
     /// Address of a row, from `above`, the address of the row that lies `down` rows before it.
     fn below(&self, above: u64, down: u32, row: u32) -> u64;
 
+    /// The number of the page where a row lies, which is read before [its address](Self::in_page) is known.
+    #[inline(always)]
+    fn page(&self, _row: u32) -> u32 {
+        0
+    }
+
+    /// Address of a row in its page, or `address` where rows have no pages.
+    #[inline(always)]
+    fn in_page(&self, address: u64, _page: u32, _row: u32) -> u64 {
+        address
+    }
+
     /// The rows without the first `rows` rows.
     fn skip(self, rows: u32) -> Self;
 

@@ -45,6 +45,9 @@ switches! {
 
     /// The type of the boolean mask: the [value](crate::abi::Switch::constant) of its switch, or 0 if there is no mask.
     mask = "mask" as u32, core::convert::identity;
+
+    /// Whether [`Switch::Pages`](crate::abi::Switch::Pages) is on.
+    pages = "pages" as bool, is_on;
 }
 
 #[inline(always)]

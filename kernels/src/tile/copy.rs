@@ -13,6 +13,9 @@ use crate::layout::element::{BYTES, CHUNK};
 use crate::layout::{rows::Rows, share::Share, swizzle::CHUNK_BYTES};
 use crate::ptx::{cp_async, global, shared};
 
+/// Rows whose pages are read together: a copy that waits for each of them takes as long as all these loads.
+const AHEAD: usize = 4;
+
 /// One thread's share of copying tiles: in every tile the thread's first chunk, chunks below it, and chunks to
 /// their right.
 #[derive(Clone, Copy)]
@@ -152,14 +155,23 @@ impl<const DT: usize, R: Rows, A: Arrangement> Copier<DT, R, A> {
         let shared = tile.base + opaque(self.offset);
         let columns = opaque(self.columns);
         let mut global = self.rows.at(first);
+        let mut pages = [0; AHEAD];
         for step in 0..steps {
             let down = step * self.share.rows_per_step;
+            let ahead = step as usize % AHEAD;
+            if ahead == 0 {
+                for i in 0..AHEAD as u32 {
+                    let down = down + i * self.share.rows_per_step;
+                    pages[i as usize] = self.rows.page(first + down);
+                }
+            }
+            let row = self.rows.in_page(global, pages[ahead], first + down);
             for group in 0..SharedTile::<DT>::CHUNKS / self.share.lanes {
                 let right = group * self.share.lanes;
                 let exists = self.share.row + down < exist && CHUNK * right < columns;
                 f(
                     self.arrangement.swizzle::<DT>().step(shared, down, right),
-                    global + u64::from(right * CHUNK_BYTES),
+                    row + u64::from(right * CHUNK_BYTES),
                     right,
                     exists,
                 );

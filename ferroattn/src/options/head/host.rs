@@ -8,9 +8,11 @@ use crate::attention::Attention;
 use crate::device::Device;
 use crate::error::Result;
 use crate::forward::Problem;
+use crate::options::pages::{expect_pages, keys_of_entry};
 use crate::options::{RawOptions, Sequences};
-use crate::tensor::RawTensor;
-use ndarray::{ArrayView2, s};
+use crate::tensor::{Element, RawTensor};
+use ndarray::{Array2, ArrayView2, ArrayView4, CowArray, Ix2, s};
+use std::borrow::Cow;
 use std::marker::PhantomData;
 
 /// Tensors of a call's options in host memory, for [`check`](crate::check) and
@@ -91,13 +93,21 @@ impl RawOptions {
         for numbers in self.numbers(p, cache)? {
             numbers.expect(slice(&numbers.tensor))?;
         }
+        let sequences = self.sequences.map(|sequences| sequences.map(slice));
+        // SAFETY: as above.
+        let pages = self.pages.map(|pages| unsafe { pages.view::<i32, _>() });
+        for (entry, numbers) in pages.iter().flat_map(|pages| pages.rows()).enumerate() {
+            let keys = keys_of_entry(p, sequences.as_ref(), entry);
+            let numbers = numbers.to_slice().expect("stride 1");
+            expect_pages(p, entry, numbers, keys, cache)?;
+        }
         if let Some(custom) = &self.custom {
             // SAFETY: as above.
             unsafe { custom.expect_mask(p)? }
         }
         Ok(HostOptions {
             raw: *self,
-            sequences: self.sequences.map(|sequences| sequences.map(slice)),
+            sequences,
             first_keys: self.first_keys.as_ref().map(slice),
             cache_entries: self.cache_entries.as_ref().map(slice),
             tensors: PhantomData,
@@ -106,8 +116,76 @@ impl RawOptions {
 }
 
 impl HostOptions<'_> {
+    /// The rows of a head of k or v that an entry of the batch reads: a part of the tensor, or a copy of its pages.
+    pub(crate) fn rows_of_keys<'t, T: Element>(
+        &self,
+        p: &Problem,
+        tensor: &ArrayView4<'t, T>,
+        [batch, head]: [usize; 2],
+    ) -> CowArray<'t, T, Ix2> {
+        let of = |entry| tensor.clone().slice_move(s![entry, head, .., ..]);
+        let Some(pages) = self.pages() else {
+            return of(self.entry(batch)).into();
+        };
+        let (page, dim) = (tensor.shape()[2], tensor.shape()[3]);
+        let mut rows = Array2::from_elem((p.seqlen_kv, dim), T::from_f32(0.0));
+        for (number, first, count) in self.read_pages(p, pages, batch, page) {
+            let read = of(number).slice_move(s![..count, ..]);
+            rows.slice_mut(s![first..first + count, ..]).assign(&read);
+        }
+        rows.into()
+    }
+
+    /// [`rows_of_keys`](Self::rows_of_keys) of a row-major tensor of rows of `dim` elements.
+    pub(crate) fn keys_of<'t, T: Element>(
+        &self,
+        p: &Problem,
+        tensor: &'t [T],
+        dim: usize,
+        [batch, head]: [usize; 2],
+    ) -> Cow<'t, [T]> {
+        let of = |entry: usize, keys: usize| {
+            &tensor[(entry * p.kv_heads + head) * keys * dim..][..keys * dim]
+        };
+        let Some(pages) = self.pages() else {
+            return of(self.entry(batch), p.seqlen_kv).into();
+        };
+        let page = p.seqlen_kv / pages.ncols().max(1);
+        let mut rows = vec![T::from_f32(0.0); p.seqlen_kv * dim];
+        for (number, first, count) in self.read_pages(p, pages, batch, page) {
+            let read = &of(number, page)[..count * dim];
+            rows[first * dim..][..count * dim].copy_from_slice(read);
+        }
+        rows.into()
+    }
+
+    /// The table of pages, `[batch, most]`.
+    fn pages(&self) -> Option<ArrayView2<'_, i32>> {
+        // SAFETY: the tensors are valid during `'a`.
+        self.raw.pages.map(|pages| unsafe { pages.view() })
+    }
+
+    /// The pages that an entry of the batch reads: number, first key and keys.
+    fn read_pages(
+        &self,
+        p: &Problem,
+        pages: ArrayView2<'_, i32>,
+        batch: usize,
+        page: usize,
+    ) -> impl Iterator<Item = (usize, usize, usize)> {
+        let keys = keys_of_entry(p, self.sequences.as_ref(), batch);
+        let numbers: Vec<_> = pages
+            .row(batch)
+            .iter()
+            .map(|&number| number as usize)
+            .collect();
+        let firsts = (0..keys).step_by(page.max(1));
+        let read = firsts.zip(numbers);
+        read.map(move |(first, number)| (number, first, page.min(keys - first)))
+    }
+
     /// The entry of k and v that serves an entry of the batch.
-    pub(crate) fn entry(&self, batch: usize) -> usize {
+    fn entry(&self, batch: usize) -> usize {
         self.cache_entries
             .map_or(batch, |entries| entries[batch] as usize)
     }

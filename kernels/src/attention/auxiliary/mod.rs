@@ -2,12 +2,14 @@
 //!
 //! | module | what it holds |
 //! |---|---|
+//! | [`append`] | new keys and values, copied to a cache |
 //! | [`pack`] | copies of tensors whose rows are not aligned |
 //! | [`find_ranges`] | tables of the keys that each query sees, of sequences |
 //! | [`find_blocks`] | the blocks that a boolean mask shows |
 //! | [`combine`] | partial results of all splits, combined |
 //! | [`merge`] | results on two parts of the keys, merged, and the gradient of that |
 
+pub mod append;
 pub mod combine;
 pub mod find_blocks;
 pub mod find_ranges;

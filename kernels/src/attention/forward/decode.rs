@@ -12,7 +12,7 @@ use crate::abi::ForwardParams;
 use crate::attention::options::mask::Mask;
 use crate::attention::options::score::Score;
 use crate::attention::workload::heads::Heads;
-use crate::attention::workload::key_rows::EntryRows;
+use crate::attention::workload::key_rows::KeyRows;
 use crate::attention::{Team, WorkTile};
 use crate::ptx::{shared, special};
 use crate::tile::whole::map_rows;
@@ -48,7 +48,7 @@ pub unsafe fn decode<
     let (first, rows) = (work.first, work.row_count());
     let split = work.keys(params);
     let q = Copier::new(work.q_rows(&params.q), thread, threads);
-    let keys = |tensor| work.key_rows::<EntryRows<true>>(params, tensor, split.first);
+    let keys = |tensor| work.key_rows::<<C::Keys as KeyRows>::Cached>(params, tensor, split.first);
     let k = Copier::new(keys(&params.k), thread, threads);
     let v = Copier::new(keys(&params.v), thread, threads);
 

@@ -4,7 +4,7 @@ use super::pairs::Pairs;
 use super::ranges::load_range;
 use crate::abi::{BackwardParams, ForwardParams, KeyRange, Switch};
 use crate::attention::SoftmaxScale;
-use crate::attention::workload::key_rows::{EntryRows, KeyRows};
+use crate::attention::workload::key_rows::{EntryRows, KeyRows, PageRows};
 use crate::attention::workload::sequence::{Sequence, Split};
 use crate::layout::fragment;
 use crate::ptx::{convert, global, math, shuffle, special, switch};
@@ -178,7 +178,7 @@ pub struct Optional {
 
 impl Score for Optional {
     const SCALED: bool = false;
-    type Keys = EntryRows<true>;
+    type Keys = PageRows;
 
     #[inline(always)]
     fn new(params: &ForwardParams, batch: u32, head: u32) -> Self {

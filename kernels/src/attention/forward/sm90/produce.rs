@@ -150,7 +150,6 @@ impl<K: Kernel> Producer<K> {
         to: Panels,
         map: u64,
         full: u32,
-        bytes: u32,
         columns: [u32; 2],
         place: (i32, u32, u32),
     ) {
@@ -158,7 +157,6 @@ impl<K: Kernel> Producer<K> {
         let width = Panels::width_for(K::D);
         // SAFETY: the caller's promise.
         unsafe {
-            mbarrier::arrive_expect_once(full, bytes);
             let mut panel = 0;
             while panel < columns / width {
                 let (to, column) = (to.base + panel * to.panel_bytes(), first + panel * width);
@@ -166,6 +164,33 @@ impl<K: Kernel> Producer<K> {
                 // Opaque: the loop stays one.
                 panel = opaque(panel + 1);
             }
+        }
+    }
+
+    /// Loads panels of `keys` keys from `key` on: in one box or, of pages, in several.
+    #[inline(always)]
+    unsafe fn load_keys(
+        &self,
+        to: Panels,
+        map: u64,
+        full: u32,
+        columns: [u32; 2],
+        [key, keys]: [u32; 2],
+        source: &Source<K>,
+    ) {
+        let (rows, head) = (source.rows, source.part.work.heads.kv_head());
+        let load = |skipped: u32| {
+            let [row, entry] = rows.place_in_map(key + skipped);
+            let (to, place) = (to.skip_rows(skipped), (row as i32, head, entry));
+            // SAFETY: the caller's promise.
+            unsafe { self.load(to, map, full, columns, place) }
+        };
+        load(0);
+        let step = rows.keys_of_box(keys);
+        let mut skipped = step;
+        while skipped < keys {
+            load(skipped);
+            skipped = opaque(skipped + step);
         }
     }
 
@@ -192,8 +217,8 @@ impl<K: Kernel> Producer<K> {
             if K::Heads::STRIDED {
                 let row = part.first + (warpgroup * ROWS) as i32;
                 let place = (row, part.work.heads.first(), part.work.sequence.batch);
-                let (to, bytes) = (self.memory.q(slot), self.memory.q_bytes());
-                self.load(to, self.maps, full, bytes, [0, K::D], place);
+                mbarrier::arrive_expect_once(full, self.memory.q_bytes());
+                self.load(self.memory.q(slot), self.maps, full, [0, K::D], place);
             } else {
                 // The warpgroup copies its rows itself.
                 mbarrier::arrive_once(full);
@@ -217,10 +242,9 @@ impl<K: Kernel> Producer<K> {
                 place.acquire(full);
                 K::Watch::note(self.notes, place.0, Event::LoadsK);
                 let key = source.part.keys + self.first_key(j, source);
-                let [row, entry] = source.rows.place_in_map(key);
-                let place = (row as i32, source.part.work.heads.kv_head(), entry);
-                let (map, bytes) = (self.maps + 128, memory.k_bytes() / chunks);
-                self.load(to, map, full, bytes, [chunk * columns, columns], place);
+                let (map, columns) = (self.maps + 128, [chunk * columns, columns]);
+                mbarrier::arrive_expect_once(full, memory.k_bytes() / chunks);
+                self.load_keys(to, map, full, columns, [key, K::BC], source);
             });
             let key = self.first_key(j, source) as i32;
             let corner = Corner::new(
@@ -247,11 +271,10 @@ impl<K: Kernel> Producer<K> {
                 let to = memory.v(place.stage()).skip_rows(skipped);
                 place.acquire(full);
                 K::Watch::note(self.notes, place.0, Event::LoadsV);
-                let key = source.part.keys + self.first_key(j, source);
-                let [row, entry] = source.rows.place_in_map(key);
-                let place = ((row + skipped) as i32, heads.kv_head(), entry);
-                let (map, bytes) = (self.maps + 256, memory.v_bytes() / chunks);
-                self.load(to, map, full, bytes, [heads.slice() * K::DV, K::DV], place);
+                let key = source.part.keys + self.first_key(j, source) + skipped;
+                let (map, columns) = (self.maps + 256, [heads.slice() * K::DV, K::DV]);
+                mbarrier::arrive_expect_once(full, memory.v_bytes() / chunks);
+                self.load_keys(to, map, full, columns, [key, K::BC / chunks], source);
             });
         }
     }

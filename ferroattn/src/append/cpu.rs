@@ -1,0 +1,138 @@
+//! Appending on the CPU.
+
+use super::numbers::{Places, places};
+use super::{RawAppend, RawRotary};
+use crate::device::Device;
+use crate::error::Result;
+use crate::tensor::{Dtype, Element};
+use half::{bf16, f16};
+use ndarray::{Array2, ArrayView1, ArrayView4, ArrayViewMut1, ArrayViewMut4, s};
+
+/// Appends the rows of a call whose arguments are checked.
+///
+/// # Safety
+/// The conditions of [`append_raw`](crate::append_raw) on the CPU.
+pub unsafe fn append_raw(dtype: Dtype, args: &RawAppend) -> Result<()> {
+    let append = match dtype {
+        Dtype::F16 => append_of::<f16>,
+        Dtype::Bf16 => append_of::<bf16>,
+        Dtype::F32 => append_of::<f32>,
+    };
+    // SAFETY: the caller's word.
+    unsafe { append(args) }
+}
+
+/// # Safety
+/// The conditions of [`append_raw`], with `T` the element type.
+unsafe fn append_of<T: Element>(args: &RawAppend) -> Result<()> {
+    // SAFETY: the caller vouches for the memory, here and below.
+    let places = unsafe { places(&Device::cpu(), args)? };
+    let rotary = args.rotary.map(|rotary| unsafe { Rotary::new(rotary) });
+    let [k, v] = [args.k, args.v].map(|rows| unsafe { rows.view::<T, _>() });
+    let rotary = rotary.as_ref();
+    // SAFETY: nothing else touches the caches, which have a place for each element.
+    unsafe {
+        copy(k, args.k_cache.view_mut(), &places, rotary);
+        copy(v, args.v_cache.view_mut(), &places, None);
+    }
+    if let Some([q, to]) = args.q {
+        let [batch, heads, rows, dim] = q.shape;
+        let at_first = args.rotary.is_some_and(|rotary| rotary.q_at_first);
+        for (b, places) in places.iter().enumerate() {
+            for (h, row) in (0..heads).flat_map(|h| (0..rows).map(move |row| (h, row))) {
+                let position = places.position(if at_first { 0 } else { row });
+                // SAFETY: the row is read before its place, which may be the same, is written.
+                let numbers = unsafe { q.view::<T, _>() }
+                    .slice_move(s![b, h, row, ..])
+                    .to_owned();
+                let mut to = unsafe { to.view_mut::<T, _>() };
+                rotate(
+                    numbers.view(),
+                    to.slice_mut(s![b, h, row, ..]),
+                    rotary,
+                    position,
+                );
+            }
+        }
+        debug_assert_eq!([batch, dim], [args.k.shape[0], args.k.shape[3]]);
+    }
+    if let Some(new_lengths) = args.new_lengths {
+        // SAFETY: as above.
+        let mut lengths = unsafe { new_lengths.view_mut::<i32, _>() };
+        for (length, places) in lengths.iter_mut().zip(&places) {
+            *length = (places.before() + args.k.shape[2]) as i32;
+        }
+    }
+    Ok(())
+}
+
+/// Copies rows to their places, rotated if there is a rotary embedding.
+fn copy<T: Element>(
+    from: ArrayView4<T>,
+    mut to: ArrayViewMut4<T>,
+    places: &[Places],
+    rotary: Option<&Rotary>,
+) {
+    let heads = from.dim().1;
+    for (batch, places) in places.iter().enumerate() {
+        for (row, place) in places.rows.iter().enumerate() {
+            let Some([entry, key]) = *place else { continue };
+            for head in 0..heads {
+                let to = to.slice_mut(s![entry, head, key, ..]);
+                let from = from.slice(s![batch, head, row, ..]);
+                rotate(from, to, rotary, places.position(row));
+            }
+        }
+    }
+}
+
+/// A row at a position, rotated if there is a rotary embedding.
+fn rotate<T: Element>(
+    from: ArrayView1<T>,
+    mut to: ArrayViewMut1<T>,
+    rotary: Option<&Rotary>,
+    position: usize,
+) {
+    to.assign(&from);
+    let Some(rotary) = rotary else { return };
+    let pairs = rotary.cos.ncols();
+    for pair in 0..pairs {
+        let [a, b] = match rotary.interleaved {
+            true => [2 * pair, 2 * pair + 1],
+            false => [pair, pair + pairs],
+        };
+        let [cos, sin] = [&rotary.cos, &rotary.sin].map(|table| table[[position, pair]]);
+        let [x, y] = [a, b].map(|place| from[place].to_f32());
+        to[a] = T::from_f32(x * cos - y * sin);
+        to[b] = T::from_f32(x * sin + y * cos);
+    }
+}
+
+/// Cosines and sines in `f32`.
+struct Rotary {
+    cos: Array2<f32>,
+    sin: Array2<f32>,
+    interleaved: bool,
+}
+
+impl Rotary {
+    /// # Safety
+    /// Cosines and sines are in readable memory, aligned, and nothing writes them during the call.
+    unsafe fn new(rotary: RawRotary) -> Self {
+        let [cos, sin] = [rotary.cos, rotary.sin].map(|table| {
+            // SAFETY: the caller's word.
+            unsafe {
+                match rotary.dtype {
+                    Dtype::F16 => table.view::<f16, _>().mapv(f16::to_f32),
+                    Dtype::Bf16 => table.view::<bf16, _>().mapv(bf16::to_f32),
+                    Dtype::F32 => table.view::<f32, _>().to_owned(),
+                }
+            }
+        });
+        Rotary {
+            cos,
+            sin,
+            interleaved: rotary.interleaved,
+        }
+    }
+}

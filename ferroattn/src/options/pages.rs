@@ -1,0 +1,58 @@
+//! Pages of keys and values, which a table names.
+
+use super::Sequences;
+use crate::error::{Error, Result, expect_at_most};
+use crate::forward::Problem;
+use kernels::abi::MAX_SEQLEN;
+
+/// How many keys so many pages of `keys` keys hold.
+///
+/// # Errors
+/// If `keys` is no power of 2, or there are too many.
+pub(crate) fn read_pages(keys: usize, pages: usize) -> Result<usize> {
+    if !keys.is_power_of_two() {
+        return Err(Error::Page(keys));
+    }
+    let all = keys.saturating_mul(pages);
+    expect_at_most("the number of keys of an entry's pages", all, MAX_SEQLEN)?;
+    Ok(all)
+}
+
+/// How many keys of an entry of the batch are of a sequence, or before such a key: the pages behind them are not read.
+pub(super) fn keys_of_entry<T: AsRef<[i32]>>(
+    p: &Problem,
+    sequences: Option<&Sequences<T>>,
+    entry: usize,
+) -> usize {
+    let keys = match sequences {
+        None => return p.seqlen_kv,
+        Some(Sequences::Padded { kv, .. }) => kv.as_ref()[entry],
+        Some(Sequences::Packed { kv, .. }) => kv.as_ref().last().copied().unwrap_or(0),
+    };
+    (keys.max(0) as usize).min(p.seqlen_kv)
+}
+
+/// Checks the numbers of an entry's pages, of so many, that hold its first `keys` keys.
+pub(super) fn expect_pages(
+    p: &Problem,
+    entry: usize,
+    numbers: &[i32],
+    keys: usize,
+    pages: usize,
+) -> Result<()> {
+    let page = p.seqlen_kv / numbers.len().max(1);
+    let read = numbers.iter().take(keys.div_ceil(page.max(1)));
+    match read
+        .enumerate()
+        .find(|(_, number)| **number < 0 || **number as usize >= pages)
+    {
+        None => Ok(()),
+        Some((index, &value)) => Err(Error::PageNumber {
+            entry,
+            index,
+            value,
+            max: pages.saturating_sub(1),
+            keys,
+        }),
+    }
+}

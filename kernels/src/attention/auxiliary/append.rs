@@ -1,0 +1,292 @@
+//! New keys and values, copied to where a cache has them. Keys, and queries beside them, are rotated on the way (rotary
+//! embedding, arXiv 2104.09864): a pair `(x, y)` of a row at position `p` becomes `(x cos - y sin, x sin + y cos)`.
+//!
+//! A warp takes a row. There are few of them: what counts is that one launch does it all.
+
+use crate::abi::{AppendParams, RowsRef, TensorRef};
+use crate::layout::element::{self, BYTES, CHUNK};
+use crate::ptx::{global, special};
+use crate::tile::Element;
+
+/// A row of q, k or v.
+struct Row<'a> {
+    rows: &'a RowsRef,
+    batch: u32,
+    head: u32,
+    /// Its number in the head.
+    row: u32,
+}
+
+impl<'a> Row<'a> {
+    /// Row number `index` of all rows of a batch entry.
+    #[inline(always)]
+    fn new(rows: &'a RowsRef, batch: u32, index: u32) -> Self {
+        let (row, head) = (index / rows.heads, index % rows.heads);
+        Row {
+            rows,
+            batch,
+            head,
+            row,
+        }
+    }
+
+    /// Address of the row.
+    #[inline(always)]
+    fn from(&self) -> u64 {
+        at(&self.rows.from, [self.batch, self.head, self.row])
+    }
+
+    /// Address of where it goes: to this row of an entry.
+    #[inline(always)]
+    fn to(&self, [entry, row]: [u32; 2]) -> u64 {
+        at(&self.rows.to, [entry, self.head, row])
+    }
+}
+
+#[inline(always)]
+fn at(tensor: &TensorRef, [batch, head, row]: [u32; 3]) -> u64 {
+    let offset = i64::from(batch) * tensor.batch_stride
+        + i64::from(head) * tensor.head_stride
+        + i64::from(row) * tensor.row_stride;
+    element::at(tensor.address, offset)
+}
+
+/// Appends a row for each of the `W` warps of the block.
+///
+/// # Safety
+/// Launched as [`AppendParams`] and the kernel's row of the [catalog](crate::catalog) say, with readable rows, table, lengths,
+/// slots, positions, cosines and sines, and writable caches and new lengths. Rows are written by one warp each, if no
+/// two have one place.
+#[inline(always)]
+pub unsafe fn append<E: Element, const W: u32>(params: &AppendParams) {
+    let [q, k, v] = [&params.q, &params.k, &params.v].map(|rows| rows.heads * rows.rows);
+    // SAFETY: the launch has this many threads a block.
+    let thread = unsafe { special::thread(32 * W) };
+    let number = u64::from(special::block()) * u64::from(W) + u64::from(thread / 32);
+    let each = u64::from(q) + u64::from(k) + u64::from(v);
+    let (batch, index) = ((number / each) as u32, (number % each) as u32);
+    if batch >= params.batch {
+        return;
+    }
+    // SAFETY: the caller's promise; a warp has a row of its own.
+    unsafe {
+        let before = before(params, batch);
+        if index == 0 && special::lane() == 0 && params.new_lengths != 0 {
+            let behind = before.saturating_add(params.k.rows as i32);
+            global::store_u32(params.new_lengths + 4 * u64::from(batch), behind as u32);
+        }
+        if index < q {
+            let row = Row::new(&params.q, batch, index);
+            let position = match params.q_at_first {
+                0 => position(params, before, [batch, row.row]),
+                _ => position(params, before, [batch, 0]),
+            };
+            rotate::<E>(
+                params,
+                row.from(),
+                row.to([batch, row.row]),
+                params.q.dim,
+                position,
+            );
+        } else if index < q + k {
+            let row = Row::new(&params.k, batch, index - q);
+            if let Some(place) = place(params, before, [batch, row.row]) {
+                let position = position(params, before, [batch, row.row]);
+                if params.rotary_dim == 0 {
+                    copy(&row, place);
+                } else {
+                    rotate::<E>(params, row.from(), row.to(place), params.k.dim, position);
+                }
+            }
+        } else {
+            let row = Row::new(&params.v, batch, index - q - k);
+            if let Some(place) = place(params, before, [batch, row.row]) {
+                copy(&row, place);
+            }
+        }
+    }
+}
+
+/// Keys that a batch entry has before.
+///
+/// # Safety
+/// The lengths are readable, if there are any.
+#[inline(always)]
+unsafe fn before(params: &AppendParams, batch: u32) -> i32 {
+    match params.lengths {
+        0 => 0,
+        // SAFETY: the caller's promise.
+        lengths => unsafe { load_i32(lengths + 4 * u64::from(batch)) }.max(0),
+    }
+}
+
+/// The position of a row of a batch entry.
+///
+/// # Safety
+/// The positions are readable, if there are any.
+#[inline(always)]
+unsafe fn position(params: &AppendParams, before: i32, [batch, row]: [u32; 2]) -> u32 {
+    let position = match params.positions {
+        0 => before.saturating_add(row as i32),
+        positions => {
+            let place = i64::from(batch) * params.positions_stride + i64::from(row);
+            // SAFETY: the caller's promise.
+            unsafe { load_i32(positions.wrapping_add_signed(4 * place)) }
+        }
+    };
+    position.max(0).min(params.rotated_positions as i32 - 1) as u32
+}
+
+/// The entry or page, and the key of it, where a new key of a batch entry goes, if the cache has it.
+///
+/// # Safety
+/// The slots and the table are readable, if there are any.
+#[inline(always)]
+unsafe fn place(params: &AppendParams, before: i32, [batch, row]: [u32; 2]) -> Option<[u32; 2]> {
+    let (entry, key) = match params.slots {
+        0 => {
+            let key = u64::from(before as u32) + u64::from(row);
+            let page = key >> params.pages.keys_log2;
+            // SAFETY: the caller's promise.
+            let entry = unsafe { entry(params, batch, page) };
+            (entry, key - (page << params.pages.keys_log2))
+        }
+        slots => {
+            let place = i64::from(batch) * params.slots_stride + i64::from(row);
+            // SAFETY: the caller's promise.
+            let [low, high] = unsafe { global::load_u32x2(slots.wrapping_add_signed(8 * place)) };
+            let slot = u64::from(high) << 32 | u64::from(low);
+            // Those of negative slots are too large.
+            (
+                (slot / u64::from(params.keys)) as i64,
+                slot % u64::from(params.keys),
+            )
+        }
+    };
+    let exists = (entry as u64) < u64::from(params.entries) && key < u64::from(params.keys);
+    exists.then_some([entry as u32, key as u32])
+}
+
+/// The entry of the cache that has page number `page` of a batch entry; -1 if there is no such page.
+///
+/// # Safety
+/// The table is readable, if there is one.
+#[inline(always)]
+unsafe fn entry(params: &AppendParams, batch: u32, page: u64) -> i64 {
+    let pages = &params.pages;
+    if params.table == 0 {
+        return if page == 0 { i64::from(batch) } else { -1 };
+    }
+    let mut first = i64::from(batch) * pages.batch_stride;
+    let mut count = pages.count as i32;
+    // SAFETY: the caller's promise: a number is loaded if it is there.
+    unsafe {
+        if pages.offsets != 0 {
+            let offsets = pages.offsets + 4 * u64::from(batch);
+            let start = load_i32(offsets).max(0);
+            count = load_i32(offsets + 4)
+                .min(count)
+                .saturating_sub(start)
+                .max(0);
+            first = i64::from(start);
+        }
+        match page < count as u64 {
+            true => {
+                let index = first + page as i64;
+                load_i32(params.table.wrapping_add_signed(4 * index)).into()
+            }
+            false => -1,
+        }
+    }
+}
+
+/// # Safety
+/// The number is readable.
+#[inline(always)]
+unsafe fn load_i32(address: u64) -> i32 {
+    // SAFETY: the caller's promise.
+    unsafe { global::load_u32(address) as i32 }
+}
+
+/// Copies a row, by the lanes of a warp.
+///
+/// # Safety
+/// The row is readable, and its place writable by this warp alone.
+#[inline(always)]
+unsafe fn copy(row: &Row, place: [u32; 2]) {
+    let (from, to, dim) = (row.from(), row.to(place), row.rows.dim);
+    // SAFETY: the caller's promise.
+    unsafe {
+        if row.rows.aligned == 0 {
+            copy_elements(from, to, [0, dim]);
+            return;
+        }
+        let mut column = CHUNK * special::lane();
+        while column < dim {
+            let chunk = u64::from(BYTES * column);
+            global::store_u32x4(to + chunk, global::load_u32x4(from + chunk));
+            column += 32 * CHUNK;
+        }
+    }
+}
+
+/// Copies the elements of a row from the first of two columns to the other one.
+///
+/// # Safety
+/// The conditions of [`copy`].
+#[inline(always)]
+unsafe fn copy_elements(from: u64, to: u64, [first, end]: [u32; 2]) {
+    let mut column = first + special::lane();
+    while column < end {
+        // SAFETY: the caller's promise.
+        unsafe {
+            global::store_u16(
+                element::at(to, column),
+                global::load_u16(element::at(from, column)),
+            )
+        };
+        column += 32;
+    }
+}
+
+/// Copies a row of `dim` elements, whose first ones it rotates.
+///
+/// # Safety
+/// The conditions of [`copy`]; cosines and sines of the position are readable. The row may be its own place.
+#[inline(always)]
+unsafe fn rotate<E: Element>(params: &AppendParams, from: u64, to: u64, dim: u32, position: u32) {
+    let half = params.rotary_dim / 2;
+    let (beside, step) = match params.interleaved {
+        0 => (half, 1),
+        _ => (1, 2),
+    };
+    let position = i64::from(position);
+    let [cos, sin] = [
+        (params.cos, params.cos_stride),
+        (params.sin, params.sin_stride),
+    ]
+    .map(|(address, stride)| (address, position * stride));
+    let mut pair = special::lane();
+    while pair < half {
+        let places = [step * pair, step * pair + beside];
+        // SAFETY: the caller's promise; a lane has a pair of its own.
+        unsafe {
+            let [cos, sin] = [cos, sin].map(|(address, first)| {
+                let place = first + i64::from(pair);
+                match params.wide {
+                    0 => E::widen(global::load_u16(element::at(address, place))),
+                    _ => global::load_f32(address.wrapping_add_signed(4 * place)),
+                }
+            });
+            let [x, y] = places.map(|place| E::widen(global::load_u16(element::at(from, place))));
+            let rotated = E::pack(x * cos - y * sin, x * sin + y * cos);
+            global::store_u16(element::at(to, places[0]), rotated as u16);
+            global::store_u16(element::at(to, places[1]), (rotated >> 16) as u16);
+        }
+        pair += 32;
+    }
+    if from != to {
+        // SAFETY: the caller's promise.
+        unsafe { copy_elements(from, to, [params.rotary_dim, dim]) };
+    }
+}

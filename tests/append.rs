@@ -1,0 +1,582 @@
+//! Keys and values appended to a cache, with rotation and without.
+
+use ferroattn::{Append, Class, Device, Dtype, Element, Error, Result, Tensor, bf16, f16};
+use libtest_mimic::Failed;
+use proptest::option;
+use proptest::prelude::*;
+use proptest::sample::select;
+use rand::rngs::StdRng;
+use rand::seq::SliceRandom;
+use rand::{RngExt, SeedableRng};
+use rand_distr::StandardNormal;
+use tests::strategy::{check_each, few};
+use tests::{Outcome, PASSED, Test};
+
+/// The tests of this file.
+pub fn tests() -> Vec<Test> {
+    let tests = vec![
+        Test::new("any", |device| {
+            let count = if device.is_emulator() { 40 } else { 100 };
+            check_each(few(device, count), cases(), |case| case.check(device))
+        }),
+        Test::kernels("any_numbers", any_numbers),
+        Test::new("wrong_numbers", wrong_numbers),
+        Test::new("wrong_shapes", wrong_shapes),
+    ];
+    let of_hopper = tests
+        .iter()
+        .filter_map(|test| test.emulated_as(Class::Sm90))
+        .collect::<Vec<_>>();
+    tests.into_iter().chain(of_hopper).collect()
+}
+
+/// Where new rows go.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Place {
+    /// Behind those of an entry.
+    Own,
+    /// Behind those of an entry that a list names.
+    Entries,
+    /// Behind those of pages.
+    Pages,
+    /// At slots.
+    Slots,
+}
+
+/// A rotary embedding.
+#[derive(Clone, Copy, Debug)]
+struct Rotary {
+    /// Pairs of a row of this many.
+    part: f64,
+    interleaved: bool,
+    wide: bool,
+    at_first: bool,
+}
+
+#[derive(Clone, Debug)]
+struct AppendCase {
+    dtype: Dtype,
+    batch: usize,
+    kv_heads: usize,
+    group: usize,
+    rows: usize,
+    dim: usize,
+    dim_v: usize,
+    page_log2: u32,
+    place: Place,
+    rotary: Option<Rotary>,
+    has_queries: bool,
+    has_lengths: bool,
+    has_positions: bool,
+    /// Whether heads lie inside of rows.
+    inside: bool,
+    seed: u64,
+}
+
+fn cases() -> impl Strategy<Value = AppendCase> {
+    let place = select(&[Place::Own, Place::Entries, Place::Pages, Place::Slots][..]);
+    let rotary = (0.0..=1.0_f64, any::<[bool; 3]>());
+    let rotary = rotary.prop_map(|(part, [interleaved, wide, at_first])| Rotary {
+        part: (1.5 * part).min(1.0),
+        interleaved,
+        wide,
+        at_first,
+    });
+    let dim = || prop_oneof![3 => (1..=16_usize).prop_map(|n| 8 * n), 1 => 1..=140_usize];
+    let sizes = (
+        1..=3_usize,
+        1..=3_usize,
+        1..=3_usize,
+        1..=9_usize,
+        dim(),
+        dim(),
+    );
+    let dtype = select(&[Dtype::F16, Dtype::Bf16][..]);
+    let more = (
+        0..=4_u32,
+        place,
+        option::of(rotary),
+        any::<[bool; 4]>(),
+        any::<u64>(),
+    );
+    (dtype, sizes, more).prop_map(|(dtype, sizes, more)| {
+        let (batch, kv_heads, group, rows, dim, dim_v) = sizes;
+        let (page_log2, place, rotary, flags, seed) = more;
+        let [has_queries, has_lengths, has_positions, inside] = flags;
+        AppendCase {
+            dtype,
+            batch,
+            kv_heads,
+            group,
+            rows,
+            dim,
+            dim_v,
+            page_log2,
+            place,
+            rotary,
+            has_queries,
+            has_lengths,
+            has_positions,
+            inside,
+            seed,
+        }
+    })
+}
+
+/// A row-major tensor of numbers.
+struct Numbers {
+    shape: [usize; 4],
+    of: Vec<f32>,
+}
+
+impl Numbers {
+    fn random<T: Element>(rng: &mut StdRng, shape: [usize; 4]) -> Self {
+        let mut number = || T::from_f32(rng.sample::<f32, _>(StandardNormal)).to_f32();
+        let of = (0..shape.iter().product()).map(|_| number()).collect();
+        Numbers { shape, of }
+    }
+
+    /// The tensor on a device, with the second and third axis in memory as they are, or the other way round.
+    fn on<T: Element>(&self, device: &Device, inside: bool) -> Result<Tensor<T>> {
+        let [a, b, c, d] = self.shape;
+        let shape = if inside { [a, c, b, d] } else { self.shape };
+        let tensor = Tensor::zeros(device, shape)?;
+        let mut tensor = if inside {
+            tensor.transpose(1, 2)?
+        } else {
+            tensor
+        };
+        let numbers: Vec<_> = self.of.iter().map(|&x| T::from_f32(x)).collect();
+        tensor.copy_from_slice(&numbers)?;
+        Ok(tensor)
+    }
+
+    fn row(&mut self, place: [usize; 3]) -> &mut [f32] {
+        let [_, b, c, d] = self.shape;
+        let first = ((place[0] * b + place[1]) * c + place[2]) * d;
+        &mut self.of[first..first + d]
+    }
+}
+
+impl AppendCase {
+    fn check(&self, device: &Device) -> Outcome {
+        match self.dtype {
+            Dtype::Bf16 => self.run::<bf16>(device),
+            _ => self.run::<f16>(device),
+        }
+    }
+
+    fn run<T: Element>(&self, device: &Device) -> Outcome {
+        let mut rng = StdRng::seed_from_u64(self.seed);
+        let most = 4_usize;
+        let keys = match self.place {
+            Place::Pages => 1 << self.page_log2,
+            _ => 40,
+        };
+        let capacity = if self.place == Place::Pages {
+            most * keys
+        } else {
+            keys
+        };
+        let rows = self.rows.min(capacity);
+        let entries = match self.place {
+            Place::Own => self.batch,
+            Place::Pages => self.batch * most + 3,
+            _ => self.batch + 2,
+        };
+        let mut order: Vec<usize> = (0..entries).collect();
+        order.shuffle(&mut rng);
+        let lengths: Vec<usize> = (0..self.batch)
+            .map(|_| {
+                if self.has_lengths {
+                    rng.random_range(0..=capacity - rows)
+                } else {
+                    0
+                }
+            })
+            .collect();
+        let mut slots: Vec<usize> = (0..entries * keys).collect();
+        slots.shuffle(&mut rng);
+        let slot = |b: usize, i: usize| slots[b * rows + i];
+        // One row has no place.
+        let is_skipped = |b: usize, i: usize| self.place == Place::Slots && b + i == 0;
+        let place = |b: usize, i: usize| match self.place {
+            Place::Own => [b, lengths[b] + i],
+            Place::Entries => [order[b], lengths[b] + i],
+            Place::Pages => {
+                let key = lengths[b] + i;
+                [order[b * most + key / keys], key % keys]
+            }
+            Place::Slots => [slot(b, i) / keys, slot(b, i) % keys],
+        };
+        let positions: Vec<usize> = (0..self.batch * rows)
+            .map(|n| match self.has_positions {
+                true => rng.random_range(0..90),
+                false => lengths[n / rows] + n % rows,
+            })
+            .collect();
+
+        let mut of = |shape| Numbers::random::<T>(&mut rng, shape);
+        let mut k = of([self.batch, self.kv_heads, rows, self.dim]);
+        let mut v = of([self.batch, self.kv_heads, rows, self.dim_v]);
+        let mut q = of([self.batch, self.kv_heads * self.group, rows, self.dim]);
+        let mut k_cache = of([entries, self.kv_heads, keys, self.dim]);
+        let mut v_cache = of([entries, self.kv_heads, keys, self.dim_v]);
+        let pairs = self
+            .rotary
+            .map_or(0, |rotary| (rotary.part * (self.dim / 2) as f64) as usize);
+        let wide = self.rotary.is_some_and(|rotary| rotary.wide);
+        let angle = |i: usize| (i as f32 * 0.37).sin_cos();
+        let round = |x: f32| if wide { x } else { T::from_f32(x).to_f32() };
+        let sin: Vec<f32> = (0..100 * pairs).map(|i| round(angle(i).0)).collect();
+        let cos: Vec<f32> = (0..100 * pairs).map(|i| round(angle(i).1)).collect();
+
+        let on = |numbers: &Numbers, inside| numbers.on::<T>(device, inside);
+        let (device_k, device_v) = (on(&k, self.inside)?, on(&v, self.inside)?);
+        let device_q = on(&q, self.inside)?;
+        let mut device_k_cache = on(&k_cache, !self.inside)?;
+        let mut device_v_cache = on(&v_cache, self.inside)?;
+        let mut rotated = Tensor::<T>::zeros(device, q.shape)?;
+        let lists = Lists::new(device, self, rows, &lengths, &order, &slots, &positions)?;
+        let shape = [100, pairs];
+        let half = |numbers: &[f32]| -> Result<_> {
+            let numbers: Vec<_> = numbers.iter().map(|&x| T::from_f32(x)).collect();
+            Tensor::new(device, shape, &numbers)
+        };
+        let narrow = [half(&cos)?, half(&sin)?];
+        let wide_tables = [
+            Tensor::new(device, shape, &cos)?,
+            Tensor::new(device, shape, &sin)?,
+        ];
+        let mut call = lists.of(Append::new());
+        if let Some(rotary) = self.rotary {
+            call = match wide {
+                true => call.rotary(&wide_tables[0], &wide_tables[1]),
+                false => call.rotary(&narrow[0], &narrow[1]),
+            };
+            call = call
+                .interleaved(rotary.interleaved)
+                .q_at_first(rotary.at_first);
+        }
+        let caches = (&mut device_k_cache, &mut device_v_cache);
+        match self.has_queries {
+            true => {
+                let queries = (&device_q, &mut rotated);
+                call.run_with(queries, [&device_k, &device_v], caches.0, caches.1)?;
+            }
+            false => call.run(&device_k, &device_v, caches.0, caches.1)?,
+        }
+
+        let rotate = |row: &[f32], position: usize| {
+            let mut turned = row.to_vec();
+            for pair in 0..pairs {
+                let [a, b] = match self.rotary.is_some_and(|rotary| rotary.interleaved) {
+                    true => [2 * pair, 2 * pair + 1],
+                    false => [pair, pair + pairs],
+                };
+                let [cos, sin] = [&cos, &sin].map(|table| table[position * pairs + pair]);
+                turned[a] = row[a] * cos - row[b] * sin;
+                turned[b] = row[a] * sin + row[b] * cos;
+            }
+            turned
+        };
+        for (b, i) in (0..self.batch).flat_map(|b| (0..rows).map(move |i| (b, i))) {
+            let [entry, key] = place(b, i);
+            if is_skipped(b, i) {
+                continue;
+            }
+            for h in 0..self.kv_heads {
+                let row = rotate(k.row([b, h, i]), positions[b * rows + i]);
+                k_cache.row([entry, h, key]).copy_from_slice(&row);
+                v_cache
+                    .row([entry, h, key])
+                    .copy_from_slice(v.row([b, h, i]));
+            }
+        }
+        expect_near::<T>("k", &device_k_cache, &k_cache.of)?;
+        expect_near::<T>("v", &device_v_cache, &v_cache.of)?;
+        if self.has_queries {
+            let at_first = self.rotary.is_some_and(|rotary| rotary.at_first);
+            for (b, i) in (0..self.batch).flat_map(|b| (0..rows).map(move |i| (b, i))) {
+                let position = positions[b * rows + if at_first { 0 } else { i }];
+                for h in 0..self.kv_heads * self.group {
+                    let row = rotate(q.row([b, h, i]), position);
+                    q.row([b, h, i]).copy_from_slice(&row);
+                }
+            }
+            expect_near::<T>("q", &rotated, &q.of)?;
+        }
+        PASSED
+    }
+}
+
+/// Lists of numbers of a case.
+struct Lists {
+    pages: Option<Tensor<i32, 2>>,
+    entries: Option<Tensor<i32, 1>>,
+    lengths: Option<Tensor<i32, 1>>,
+    slots: Option<Tensor<i64, 2>>,
+    positions: Option<Tensor<i32, 2>>,
+}
+
+impl Lists {
+    fn new(
+        device: &Device,
+        case: &AppendCase,
+        rows: usize,
+        lengths: &[usize],
+        order: &[usize],
+        slots: &[usize],
+        positions: &[usize],
+    ) -> Result<Self> {
+        let numbers = |from: &[usize]| from.iter().map(|&n| n as i32).collect::<Vec<_>>();
+        let (batch, place) = (case.batch, case.place);
+        let pages = || Tensor::new(device, [batch, 4], &numbers(&order[..4 * batch]));
+        let entries = || Tensor::new(device, [batch], &numbers(&order[..batch]));
+        let slots = || {
+            let mut slots: Vec<_> = slots[..batch * rows].iter().map(|&n| n as i64).collect();
+            slots[0] = -1;
+            Tensor::new(device, [batch, rows], &slots)
+        };
+        let lengths = || Tensor::new(device, [batch], &numbers(lengths));
+        let positions = || Tensor::new(device, [batch, rows], &numbers(positions));
+        Ok(Lists {
+            pages: (place == Place::Pages).then(pages).transpose()?,
+            entries: (place == Place::Entries).then(entries).transpose()?,
+            slots: (place == Place::Slots).then(slots).transpose()?,
+            lengths: case.has_lengths.then(lengths).transpose()?,
+            positions: case.has_positions.then(positions).transpose()?,
+        })
+    }
+
+    fn of<'a>(&'a self, mut call: Append<'a>) -> Append<'a> {
+        if let Some(pages) = &self.pages {
+            call = call.pages(pages);
+        }
+        if let Some(entries) = &self.entries {
+            call = call.cache_entries(entries);
+        }
+        if let Some(lengths) = &self.lengths {
+            call = call.lengths(lengths);
+        }
+        if let Some(slots) = &self.slots {
+            call = call.slots(slots);
+        }
+        match &self.positions {
+            Some(positions) => call.positions(positions),
+            None => call,
+        }
+    }
+}
+
+/// Checks numbers to a rounding of the type, from products of numbers below 6.
+fn expect_near<T: Element>(name: &str, found: &Tensor<T>, expected: &[f32]) -> Result<(), Failed> {
+    let unit = if T::DTYPE == Dtype::Bf16 {
+        1.0 / 256.0
+    } else {
+        1.0 / 2048.0
+    };
+    for (n, (found, &expected)) in found.to_vec()?.iter().zip(expected).enumerate() {
+        let found = found.to_f32();
+        let most = unit * expected.abs() + 1e-5;
+        if !((found - expected).abs() <= most) {
+            return Err(format!("{name}[{n}] is {found}, not {expected}").into());
+        }
+    }
+    Ok(())
+}
+
+/// Numbers that are not allowed: rows without a place are not written, and all others are.
+fn any_numbers(device: &Device) -> Outcome {
+    let ones = Tensor::new(device, [2, 1, 3, 8], &[f16::ONE; 48])?;
+    let zeros = |entries: usize, keys: usize| Tensor::<f16>::zeros(device, [entries, 1, keys, 8]);
+    // The rows that are written.
+    let rows = |cache: &Tensor<f16>| -> Result<Vec<usize>> {
+        let rows = cache.to_vec()?;
+        let rows = rows.chunks(8).enumerate();
+        Ok(rows
+            .filter(|(_, row)| row[0] == f16::ONE)
+            .map(|(n, _)| n)
+            .collect())
+    };
+    let check = |call: Append, entries: usize, keys: usize, expected: &[usize]| -> Outcome {
+        let (mut k, mut v) = (zeros(entries, keys)?, zeros(entries, keys)?);
+        call.run(&ones, &ones, &mut k, &mut v)?;
+        assert_eq!(
+            (rows(&k)?, rows(&v)?),
+            (expected.to_vec(), expected.to_vec())
+        );
+        PASSED
+    };
+    let lengths = |a, b| Tensor::new(device, [2], &[a, b]);
+    check(Append::new().lengths(&lengths(3, i32::MAX)?), 2, 4, &[3])?;
+    check(
+        Append::new().lengths(&lengths(i32::MIN, 4)?),
+        2,
+        4,
+        &[0, 1, 2],
+    )?;
+    let entries = lengths(7, 1)?;
+    check(Append::new().cache_entries(&entries), 2, 4, &[4, 5, 6])?;
+    let table = Tensor::new(device, [2, 2], &[1, -1, i32::MAX, 0])?;
+    let first = lengths(1, 1)?;
+    let paged = Append::new().pages(&table).lengths(&first);
+    check(paged, 3, 2, &[0, 1, 3])?;
+    let slots = Tensor::new(device, [2, 3], &[i64::MIN, 5, 6, i64::MAX, 1 << 32, -1])?;
+    check(Append::new().slots(&slots), 2, 3, &[5])
+}
+
+/// Numbers that are not allowed are found where they are asked for, on the CPU always.
+fn wrong_numbers(device: &Device) -> Outcome {
+    let rows = Tensor::<f16>::zeros(device, [2, 1, 3, 8])?;
+    let refused = |call: Append, shape: [usize; 4]| -> Result<Error, Failed> {
+        let [mut k, mut v] = [Tensor::zeros(device, shape)?, Tensor::zeros(device, shape)?];
+        let call = call.check_lengths(true);
+        match call.run(&rows, &rows, &mut k, &mut v) {
+            Err(error) => Ok(error),
+            Ok(()) => Err("it was allowed".into()),
+        }
+    };
+    let two = |a, b| Tensor::new(device, [2], &[a, b]);
+    let found = refused(Append::new().lengths(&two(1, 2)?), [2, 1, 4, 8])?;
+    assert_eq!(
+        found,
+        Error::Full {
+            entry: 1,
+            before: 2,
+            rows: 3,
+            capacity: 4
+        }
+    );
+    let found = refused(Append::new().lengths(&two(-1, 0)?), [2, 1, 4, 8])?;
+    assert!(matches!(
+        found,
+        Error::Entry {
+            argument: "lengths",
+            index: 0,
+            value: -1,
+            ..
+        }
+    ));
+    let found = refused(Append::new().cache_entries(&two(1, 3)?), [3, 1, 4, 8])?;
+    assert!(matches!(
+        found,
+        Error::Entry {
+            argument: "cache_entries",
+            value: 3,
+            ..
+        }
+    ));
+    let found = refused(Append::new().cache_entries(&two(1, 1)?), [3, 1, 4, 8])?;
+    assert_eq!(found, Error::Taken { entry: 1, key: 0 });
+    let table = |numbers: [i32; 4]| Tensor::new(device, [2, 2], &numbers);
+    let found = refused(Append::new().pages(&table([0, 4, 1, 2])?), [4, 1, 2, 8])?;
+    assert_eq!(
+        found,
+        Error::PageNumber {
+            entry: 0,
+            index: 1,
+            value: 4,
+            max: 3,
+            keys: 3
+        }
+    );
+    let found = refused(Append::new().pages(&table([0, 2, 1, 2])?), [4, 1, 2, 8])?;
+    assert_eq!(found, Error::Taken { entry: 2, key: 0 });
+    let slots = |numbers: [i64; 6]| Tensor::new(device, [2, 3], &numbers);
+    let found = refused(
+        Append::new().slots(&slots([0, 1, 2, 3, 4, 12])?),
+        [3, 1, 4, 8],
+    )?;
+    assert_eq!(
+        found,
+        Error::Slot {
+            entry: 1,
+            row: 2,
+            slot: 12,
+            slots: 12
+        }
+    );
+    let found = refused(
+        Append::new().slots(&slots([0, 1, 2, 3, 4, 1])?),
+        [3, 1, 4, 8],
+    )?;
+    assert_eq!(found, Error::Taken { entry: 0, key: 1 });
+    let cos = Tensor::new(device, [4, 1], &[f16::ONE; 4])?;
+    let late = two(0, 2)?;
+    let found = refused(
+        Append::new().lengths(&late).rotary(&cos, &cos),
+        [2, 1, 9, 8],
+    )?;
+    assert_eq!(
+        found,
+        Error::Position {
+            entry: 1,
+            position: 4,
+            positions: 4
+        }
+    );
+    PASSED
+}
+
+/// Shapes and types that do not fit.
+fn wrong_shapes(device: &Device) -> Outcome {
+    let zeros = |shape: [usize; 4]| Tensor::<f16>::zeros(device, shape);
+    let rows = zeros([2, 1, 3, 8])?;
+    let refused = |call: Append, k: [usize; 4], v: [usize; 4]| -> Result<Error, Failed> {
+        match call.run(&rows, &rows, &mut zeros(k)?, &mut zeros(v)?) {
+            Err(error) => Ok(error),
+            Ok(()) => Err("it was allowed".into()),
+        }
+    };
+    let cache = [2, 1, 4, 8];
+    let found = refused(Append::new(), [2, 2, 4, 8], cache)?;
+    assert!(
+        matches!(
+            found,
+            Error::Shape {
+                argument: "k_cache",
+                ..
+            }
+        ),
+        "{found:?}"
+    );
+    let found = refused(Append::new(), cache, [2, 1, 5, 8])?;
+    assert!(
+        matches!(
+            found,
+            Error::Shape {
+                argument: "v_cache",
+                ..
+            }
+        ),
+        "{found:?}"
+    );
+    let found = refused(Append::new(), [3, 1, 4, 8], [3, 1, 4, 8])?;
+    assert!(
+        matches!(
+            found,
+            Error::Shape {
+                argument: "k_cache",
+                ..
+            }
+        ),
+        "{found:?}"
+    );
+    let cos = Tensor::<f32, 2>::zeros(device, [4, 5])?;
+    let found = refused(Append::new().rotary(&cos, &cos), cache, cache)?;
+    assert_eq!(found, Error::RotaryDim { pairs: 5, dim: 8 });
+    let cos = Tensor::<bf16, 2>::zeros(device, [4, 4])?;
+    let found = refused(Append::new().rotary(&cos, &cos), cache, cache)?;
+    assert!(matches!(found, Error::RotaryDtype { .. }), "{found:?}");
+    let (table, numbers) = (Tensor::zeros(device, [2, 2])?, Tensor::zeros(device, [2])?);
+    let found = refused(
+        Append::new().pages(&table).cache_entries(&numbers),
+        cache,
+        cache,
+    )?;
+    assert_eq!(found, Error::Excluded("pages", "cache_entries"));
+    let found = refused(Append::new().pages(&table), [2, 1, 12, 8], [2, 1, 12, 8])?;
+    assert_eq!(found, Error::Page(12));
+    PASSED
+}

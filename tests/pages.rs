@@ -1,0 +1,193 @@
+//! Keys and values in pages that a table names.
+
+use ferroattn::{
+    Attention, Class, Device, Dtype, Error, Problem, RawBackward, RawTensor, Result, Sequences,
+    Tensor, f16,
+};
+use proptest::prelude::*;
+use tests::modifiers::Pages;
+use tests::strategy::{cases, check_each, few, few_queries, modified, paged, scheduled, sequenced};
+use tests::{Case, Layout, Modifiers, Outcome, PASSED, Test};
+
+/// The tests of this file.
+pub fn tests() -> Vec<Test> {
+    let tests = vec![
+        Test::new("any", |device| check(device, paged(cases()))),
+        Test::new("any_of_few_queries", |device| {
+            check(device, paged(sequenced(few_queries(cases()))))
+        }),
+        Test::new("any_with_options", |device| {
+            check(device, paged(sequenced(modified(cases()))))
+        }),
+        Test::new("any_by_any_kernel", |device| {
+            let cases = paged(sequenced(modified(few_queries(cases()))));
+            check(device, scheduled(device, cases))
+        }),
+        Test::new("sizes", sizes),
+        Test::kernels("any_numbers", any_numbers),
+        Test::new("wrong_numbers", wrong_numbers),
+        Test::new("wrong_pages", wrong_pages),
+        Test::kernels("wide", wide),
+    ];
+    let of_hopper = tests
+        .iter()
+        .filter_map(|test| test.emulated_as(Class::Sm90))
+        .collect::<Vec<_>>();
+    tests.into_iter().chain(of_hopper).collect()
+}
+
+fn check(device: &Device, cases: impl Strategy<Value = Case>) -> Outcome {
+    let count = if device.is_emulator() { 8 } else { 40 };
+    check_each(few(device, count), cases, |case| case.check(device))
+}
+
+/// A case of two entries of the batch, whose 9 pages lie in any order; the last two of each are behind its last key.
+fn case(keys: usize) -> Case {
+    let pages = Pages {
+        count: 9,
+        keys,
+        of: [[8, 3, 0, 5, -1, 77], [2, 7, 3, 6, i32::MAX, -9]].concat(),
+    };
+    let lengths = vec![4 * keys as i32, 3 * keys as i32 + 1];
+    Case {
+        batch: 2,
+        heads: 4,
+        kv_heads: 2,
+        seqlen_q: 3,
+        seqlen_kv: 6 * keys,
+        causal: true,
+        modifiers: Modifiers {
+            sequences: Some(Sequences::Padded {
+                q: vec![3, 2],
+                kv: lengths,
+            }),
+            pages: Some(pages),
+            ..Modifiers::default()
+        },
+        ..Case::default()
+    }
+}
+
+/// Pages of each size, with few queries and with many, and heads inside and outside of the keys.
+fn sizes(device: &Device) -> Outcome {
+    for (log2, layout) in (0..8).zip([Layout::Bhnd, Layout::Bnhd].into_iter().cycle()) {
+        for (seqlen_q, dim) in [(3, 64), (130, 128)] {
+            let mut case = Case {
+                seqlen_q,
+                dim,
+                k: layout,
+                v: layout,
+                ..case(1 << log2)
+            };
+            if let Some(Sequences::Padded { q, .. }) = &mut case.modifiers.sequences {
+                *q = vec![seqlen_q as i32, 1];
+            }
+            case.check(device)?;
+        }
+    }
+    PASSED
+}
+
+/// Numbers of any value, of which kernels take the nearest one: by kernels that decode, and by kernels of many rows.
+fn any_numbers(device: &Device) -> Outcome {
+    for (seqlen_q, keys) in [(2, 16), (150, 16), (150, 64)] {
+        let mut case = Case {
+            seqlen_q,
+            ..case(keys)
+        };
+        if let Some(pages) = &mut case.modifiers.pages {
+            pages.of[..4].copy_from_slice(&[i32::MIN, 9, i32::MAX, -1]);
+        }
+        case.check(device)?;
+    }
+    PASSED
+}
+
+/// Kernels for wide heads, from copies of pages whose rows are not aligned, too.
+fn wide(device: &Device) -> Outcome {
+    for dim in [264, 500] {
+        for layout in [Layout::Bhnd, Layout::OddRows] {
+            let case = Case {
+                dim,
+                k: layout,
+                v: layout,
+                ..case(16)
+            };
+            case.check(device)?;
+        }
+    }
+    PASSED
+}
+
+/// Numbers that no page has are found where they are asked for, on the CPU always; behind the last key they may be any.
+fn wrong_numbers(device: &Device) -> Outcome {
+    let mut case = case(8);
+    let problem = case.problem()?;
+    let forward = |case: &Case| -> Result<()> {
+        let zeros = |shape| Tensor::<f16>::zeros(device, shape);
+        let (q, kv) = (zeros(case.q_shape())?, zeros(case.kv_shape())?);
+        let tensors = case.modifiers.tensors(device, &problem, 0)?;
+        let attention = tensors.of(Attention::new()).check_lengths(true);
+        attention.forward(&q, &kv, &kv).map(drop)
+    };
+    forward(&case)?;
+    for value in [9, -1] {
+        if let Some(pages) = &mut case.modifiers.pages {
+            pages.of[9] = value;
+        }
+        let expected = Error::PageNumber {
+            entry: 1,
+            index: 3,
+            value,
+            max: 8,
+            keys: 25,
+        };
+        assert_eq!(forward(&case), Err(expected));
+    }
+    PASSED
+}
+
+/// Pages of a wrong size, tables of a wrong shape, and calls that have no pages.
+fn wrong_pages(device: &Device) -> Outcome {
+    let zeros = |shape| Tensor::<f16>::zeros(device, shape);
+    let q = zeros([2, 1, 1, 64])?;
+    let table = |shape: [usize; 2]| Tensor::<i32, 2>::zeros(device, shape);
+    let forward = |table: &Tensor<i32, 2>, k: &Tensor<f16>, v: &Tensor<f16>| {
+        let attention = Attention::new().pages(table);
+        attention.forward(&q, k, v).map(drop)
+    };
+    let kv = zeros([3, 1, 16, 64])?;
+    let odd = zeros([3, 1, 12, 64])?;
+    assert_eq!(forward(&table([2, 2])?, &odd, &odd), Err(Error::Page(12)));
+    let none = zeros([3, 1, 0, 64])?;
+    assert_eq!(forward(&table([2, 2])?, &none, &none), Err(Error::Page(0)));
+    let refused = forward(&table([1, 2])?, &kv, &kv);
+    assert!(
+        matches!(
+            refused,
+            Err(Error::Shape {
+                argument: "pages",
+                ..
+            })
+        ),
+        "{refused:?}"
+    );
+    let refused = forward(&table([2, 2])?, &kv, &zeros([2, 1, 16, 64])?);
+    assert!(
+        matches!(refused, Err(Error::Shape { argument: "v", .. })),
+        "{refused:?}"
+    );
+    // No page of an entry: no key.
+    forward(&table([2, 0])?, &kv, &kv)?;
+    let numbers = Tensor::<i32, 1>::zeros(device, [2])?;
+    let both = table([2, 2])?;
+    let both = Attention::new().cache_entries(&numbers).pages(&both);
+    let refused = both.forward(&q, &kv, &kv).map(drop);
+    assert_eq!(refused, Err(Error::Excluded("cache_entries", "pages")));
+    let problem = Problem::new([2, 1, 5, 64], [2, 1, 8, 64], [2, 1, 8, 64], false, None)?;
+    let mut args = RawBackward::row_major(&problem);
+    args.options.pages = Some(RawTensor::row_major([2, 1]));
+    let plan = Attention::new().backward_plan(device.facts(), Dtype::F16, &args);
+    assert_eq!(plan.map(drop), Err(Error::ForwardOnly("pages")));
+    PASSED
+}
