@@ -10,7 +10,7 @@ Then it answers each command on standard input, until that ends:
     {"setup": {"batch": ..., "heads": ..., "kv_heads": ..., "seqlen_q": ..., "seqlen_kv": ...,
                "dim": ..., "dim_v": ..., "causal": false, "scale": ..., "dtype": "f16", "pass": "forward", "seed": 0,
                "window": {"left": null, "right": null}, "softcap": null, "alibi": false, "sinks": false,
-               "bias": false, "block_mask": null, "offsets": null}}
+               "bias": false, "block_mask": null, "offsets": null, "lengths": null, "page": null}}
     or of a matrix product {"setup": {"m": ..., "n": ..., "k": ..., "dtype": "f16", "acc": "f32", "seed": 0}}
         -> {"refusals": {contender: reason, ...}}     the contenders that do not serve the shape
     {"time": {"contender": ..., "lead": 2, "iters": 5}}
@@ -168,7 +168,7 @@ class Options(Attention):
     VARLEN = "varlen"
     contenders = [*BACKENDS, FLEX, VARLEN]
 
-    def __init__(self, window, softcap, alibi, sinks, bias, block_mask, offsets, **sizes):
+    def __init__(self, window, softcap, alibi, sinks, bias, block_mask, offsets, lengths, page, **sizes):
         super().__init__(**sizes)
         heads, self.seqlen_q, self.seqlen_kv = sizes["heads"], sizes["seqlen_q"], sizes["seqlen_kv"]
         self.causal, self.scale = sizes["causal"], sizes["scale"]
@@ -180,6 +180,9 @@ class Options(Attention):
         if offsets is not None:
             self.offsets = torch.tensor(offsets, device="cuda", dtype=torch.int32)
             self.longest = max(end - start for start, end in zip(offsets, offsets[1:]))
+        self.lengths, self.page = lengths, page
+        if lengths is not None:
+            self.lengths = torch.tensor(lengths, device="cuda", dtype=torch.int32)
         if alibi:
             exponents = torch.arange(1, heads + 1, device="cuda", dtype=torch.float32)
             self.slopes = torch.exp2(-8 * exponents / heads)
@@ -224,7 +227,7 @@ class Options(Attention):
         # The backward pass is timed many times on one graph.
         torch._functorch.config.donated_buffer = False
         softcap, slopes, causal, bounds = self.softcap, self.slopes, self.causal, self.bounds
-        bias, every, is_bounded = self.bias, self.every, self.is_bounded
+        bias, every, is_bounded, keys = self.bias, self.every, self.is_bounded, self.lengths
         lengths = self.seqlen_q, self.seqlen_kv
         # A sequence has as many keys as queries.
         offset = 0 if self.offsets is not None else self.seqlen_kv - self.seqlen_q
@@ -250,6 +253,8 @@ class Options(Attention):
                 seen = seen & within(q + offset - kv, *bounds)
             if every is not None:
                 seen = seen & in_blocks(q, kv, every)
+            if keys is not None:
+                seen = seen & (kv < keys[batch])
             if documents is not None:
                 seen = seen & (documents[q] == documents[kv])
             return seen
@@ -257,11 +262,12 @@ class Options(Attention):
         options = {"scale": self.scale, "enable_gqa": "enable_gqa" in self.options}
         if softcap is not None or slopes is not None or bias is not None:
             options["score_mod"] = score_mod
-        if is_bounded or every is not None or documents is not None:
+        if is_bounded or every is not None or documents is not None or keys is not None:
             # Compiled, it never holds the mask of all pairs. Fewer need no compiler, which takes many seconds.
             is_large = self.seqlen_q * self.seqlen_kv > 1 << 28
             make = torch.compile(create_block_mask) if is_large else create_block_mask
-            options["block_mask"] = make(mask_mod, None, None, *lengths, device="cuda")
+            batch = None if keys is None else len(keys)
+            options["block_mask"] = make(mask_mod, batch, None, *lengths, device="cuda")
 
         def attention(q, k, v, sinks, **options):
             if sinks is None:
@@ -308,8 +314,13 @@ class Options(Attention):
         return contextlib.nullcontext() if own else super().backend(contender)
 
     def obstacle(self, contender):
+        if self.page is not None:
+            return "its keys lie in one piece"
         if contender == self.FLEX:
-            return None
+            is_ragged = self.lengths is not None and self.is_bounded
+            return "its mask has one offset for all lengths" if is_ragged else None
+        if self.lengths is not None:
+            return "it has no lengths"
         if contender == self.VARLEN:
             if self.offsets is None:
                 return "it is for sequences"

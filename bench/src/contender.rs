@@ -188,6 +188,22 @@ pub struct Bench<T> {
     pub gradients: Option<Gradients<T>>,
 }
 
+/// K or V on a device, of row-major elements; heads lie inside of the keys of pages, as engines have them.
+fn keys<T: Element>(
+    device: &Device,
+    shape: &Shape,
+    dim: usize,
+    elements: &[T],
+) -> ferroattn::Result<Tensor<T>> {
+    let kv_shape @ [pages, heads, page, _] = shape.kv_shape(dim);
+    if shape.page.is_none() {
+        return Tensor::new(device, kv_shape, elements);
+    }
+    let mut keys = Tensor::zeros(device, [pages, page, heads, dim])?.transpose(1, 2)?;
+    keys.copy_from_slice(elements)?;
+    Ok(keys)
+}
+
 impl<T: Element> Bench<T> {
     /// Draws random inputs.
     pub fn new(device: &Device, shape: &Shape, seed: u64) -> Result<Self> {
@@ -196,8 +212,8 @@ impl<T: Element> Bench<T> {
         let [q, k, v] = &host;
         Ok(Bench {
             q: Tensor::new(device, problem.q_shape(), q)?,
-            k: Tensor::new(device, problem.k_shape(), k)?,
-            v: Tensor::new(device, problem.v_shape(), v)?,
+            k: keys(device, shape, shape.dim, k)?,
+            v: keys(device, shape, shape.dim_v(), v)?,
             o: Tensor::zeros(device, problem.o_shape())?,
             lse: Tensor::zeros(device, problem.lse_shape())?,
             options: Options::new(device, shape, &problem, seed)?,
@@ -342,6 +358,8 @@ mod tests {
         bias: false,
         block_mask: None,
         sequences: None,
+        uneven: false,
+        page: None,
         pass: Pass::Forward,
     };
 

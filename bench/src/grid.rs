@@ -19,6 +19,8 @@ pub enum Grid {
     Backward,
     /// Few queries on many keys.
     Decode,
+    /// Steps of an engine that serves: one query for each sequence, on contiguous keys and on pages, of one length and of many.
+    Serving,
     /// Softcap, ALiBi, sinks, windows and sequences beside causal attention, a bias and a mask beside full attention, and
     /// their gradients; values of another head dim.
     Options,
@@ -43,6 +45,7 @@ impl FromStr for Grid {
             "full" => Grid::Full,
             "backward" => Grid::Backward,
             "decode" => Grid::Decode,
+            "serving" => Grid::Serving,
             "options" => Grid::Options,
             "ladder" => Grid::Ladder,
             "gemm" => Grid::Gemm,
@@ -64,6 +67,7 @@ impl Grid {
             Grid::Full => return Ok(full()),
             Grid::Backward => return Ok(backward()),
             Grid::Decode => return Ok(decode()),
+            Grid::Serving => return Ok(serving()),
             Grid::Options => return Ok(options()),
             Grid::Ladder => return Ok(ladder()),
             Grid::Gemm | Grid::FirstUse | Grid::Host => {
@@ -91,6 +95,7 @@ impl Grid {
             Grid::Full => None,
             Grid::Backward => Some("backward".to_owned()),
             Grid::Decode => Some("decode".to_owned()),
+            Grid::Serving => Some("serving".to_owned()),
             Grid::Options => Some("options".to_owned()),
             Grid::Ladder => Some("ladder".to_owned()),
             Grid::Gemm => Some("gemm".to_owned()),
@@ -187,6 +192,48 @@ fn decode() -> Vec<Shape> {
     shapes
 }
 
+/// Batch, heads on key/value heads, and keys of steps of decoding, and their head dim.
+type Step = ((usize, usize, usize, usize), usize);
+
+/// From what fills a GPU to the shortest.
+const STEPS: [Step; 6] = [
+    ((8, 32, 8, 32_768), 128),
+    ((32, 32, 8, 8192), 128),
+    ((128, 16, 2, 8192), 64),
+    ((32, 16, 2, 8192), 256),
+    ((1, 32, 8, 131_072), 128),
+    ((1, 32, 8, 1024), 128),
+];
+
+/// Each step on keys in one piece and on pages, of even and of uneven lengths; with four queries; and a chunk of a prompt.
+fn serving() -> Vec<Shape> {
+    let of = |((batch, heads, kv_heads, keys), dim): Step, seqlen, causal| Shape {
+        kv_heads: Some(kv_heads),
+        seqlen_kv: Some(keys),
+        ..shape((batch, heads, seqlen), dim, Dtype::Bf16, causal)
+    };
+    let paged = |shape: Shape, keys: &'static [usize]| {
+        let pages = keys.iter().map(move |&keys| Shape {
+            page: NonZeroUsize::new(keys),
+            ..shape
+        });
+        [shape].into_iter().chain(pages)
+    };
+    let mut shapes: Vec<_> = STEPS
+        .into_iter()
+        .flat_map(|step| paged(of(step, 1, false), &[16, 64, 256]))
+        .collect();
+    for step in &STEPS[..3] {
+        let mut uneven = of(*step, 1, false);
+        uneven.uneven = true;
+        shapes.extend(paged(uneven, &[16]));
+    }
+    shapes.extend(paged(of(STEPS[1], 4, true), &[16]));
+    let chunk = ((4, 32, 8, 16_384), 128);
+    shapes.extend(paged(of(chunk, 2048, true), &[16, 64, 256]));
+    shapes
+}
+
 fn options() -> Vec<Shape> {
     let causal = |size, dim| shape(size, dim, Dtype::F16, true);
     let of_scores = [128, 64].into_iter().flat_map(|dim| {
@@ -262,15 +309,18 @@ pub fn shape(
         bias: false,
         block_mask: None,
         sequences: None,
+        uneven: false,
+        page: None,
         pass: Pass::Forward,
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Grid, decode, full, options};
+    use super::{Grid, decode, full, options, serving};
     use crate::shape::{Dtype, Shape};
     use crate::subject::Subject;
+    use ferroattn::{Class, Facts};
     use std::io::Write;
 
     #[test]
@@ -283,6 +333,26 @@ mod tests {
         }
         let single = |s: &&crate::shape::Shape| s.batch * s.heads == 1;
         assert_eq!(shapes.iter().filter(single).count(), 4);
+    }
+
+    #[test]
+    fn steps_of_serving_are_allowed() {
+        let shapes = serving();
+        for (i, shape) in shapes.iter().enumerate() {
+            assert!(!shapes[..i].contains(shape), "{shape} comes twice");
+            let problem = shape.problem().expect("allowed");
+            let args = shape.planned(&problem);
+            let h100 = Facts::emulated(Class::Sm90);
+            let plan = shape
+                .attention()
+                .plan(Some(&h100), shape.dtype.into(), &args);
+            assert!(plan.is_ok(), "{shape}: {plan:?}");
+        }
+        let pages = |shape: &&Shape| shape.page.is_some();
+        assert_eq!(
+            (shapes.len(), shapes.iter().filter(pages).count()),
+            (36, 25)
+        );
     }
 
     #[test]

@@ -1,15 +1,18 @@
 //! Tensors of a call's options.
 
 use crate::shape::Shape;
-use ferroattn::{Attention, Device, Element, Problem, Result, Tensor, alibi_slopes, random};
+use ferroattn::{Attention, Device, Element, Error, Problem, Result, Tensor, alibi_slopes, random};
 
-/// Slopes, sinks, bias, mask and offsets of a shape, on a device, where it has them.
+/// Slopes, sinks, bias, mask, offsets, lengths and pages of a shape, on a device, where it has them.
 pub struct Options<T> {
     alibi: Option<Tensor<f32, 1>>,
     pub sinks: Option<Tensor<f32, 1>>,
     pub bias: Option<Tensor<T>>,
     mask: Option<Tensor<u8>>,
     offsets: Option<Tensor<i32, 1>>,
+    /// Queries and keys of each entry of the batch.
+    lengths: Option<[Tensor<i32, 1>; 2]>,
+    pages: Option<Tensor<i32, 2>>,
 }
 
 impl<T: Element> Options<T> {
@@ -25,7 +28,18 @@ impl<T: Element> Options<T> {
         let mask = mask.map(|bytes| Tensor::new(device, mask_shape, &bytes));
         let offsets = shape.offsets();
         let offsets = offsets.map(|offsets| Tensor::new(device, [offsets.len()], &offsets));
+        let queries = vec![problem.seqlen_q as i32; problem.batch];
+        let lengths = shape.lengths().map(|keys| {
+            let numbers = |numbers: &[i32]| Tensor::new(device, [problem.batch], numbers);
+            Ok::<_, Error>([numbers(&queries)?, numbers(&keys)?])
+        });
+        let pages = shape.pages().map(|most| {
+            let table = random::permutation(problem.batch * most, seed);
+            Tensor::new(device, [problem.batch, most], &table)
+        });
         Ok(Options {
+            lengths: lengths.transpose()?,
+            pages: pages.transpose()?,
             offsets: offsets.transpose()?,
             alibi: slopes.transpose()?,
             sinks: sinks.transpose()?,
@@ -42,6 +56,12 @@ impl<T: Element> Options<T> {
         }
         if let Some(offsets) = &self.offsets {
             attention = attention.packed(offsets, offsets);
+        }
+        if let Some([queries, keys]) = &self.lengths {
+            attention = attention.padded(queries, keys);
+        }
+        if let Some(pages) = &self.pages {
+            attention = attention.pages(pages);
         }
         if let Some(bias) = &self.bias {
             attention = attention.bias(bias);

@@ -78,6 +78,14 @@ pub struct Shape {
     #[arg(long, value_name = "N")]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sequences: Option<NonZeroUsize>,
+    /// Sequences of the batch have lengths of their own: the longest has all keys, the n-th longest one n-th of them
+    #[arg(long)]
+    #[serde(default, skip_serializing_if = "is_off")]
+    pub uneven: bool,
+    /// Keys and values lie in pages of N keys, a power of 2, in any order; heads lie inside of keys
+    #[arg(long, value_name = "N")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub page: Option<NonZeroUsize>,
     /// Attention, or its gradient
     #[arg(long, default_value = "forward")]
     #[serde(default, skip_serializing_if = "Pass::is_forward")]
@@ -213,7 +221,11 @@ impl Shape {
     /// Names the size that is not allowed.
     pub fn problem(&self) -> ferroattn::Result<Problem> {
         let q = [self.batch, self.heads, self.seqlen, self.dim];
-        let kv = |dim| [self.batch, self.kv_heads(), self.seqlen_kv(), dim];
+        let keys = match (self.page, self.pages()) {
+            (Some(page), Some(pages)) => page.get().saturating_mul(pages),
+            _ => self.seqlen_kv(),
+        };
+        let kv = |dim| [self.batch, self.kv_heads(), keys, dim];
         let problem = self
             .attention()
             .problem(q, kv(self.dim), kv(self.dim_v()))?;
@@ -257,6 +269,15 @@ impl Shape {
                 kv: offsets,
             }
         });
+        if self.uneven {
+            let lengths = RawTensor::row_major([self.batch]);
+            planned.sequences = Some(Sequences::Padded {
+                q: lengths,
+                kv: lengths,
+            });
+        }
+        let table = |pages| RawTensor::row_major([self.batch, pages]);
+        planned.pages = self.pages().map(table);
         planned
     }
 
@@ -275,9 +296,38 @@ impl Shape {
         Some(offsets)
     }
 
+    /// The keys of each entry of the batch, in an order that mixes them.
+    pub fn lengths(&self) -> Option<Vec<i32>> {
+        let length = |rank: usize| (self.seqlen_kv() / rank).max(1) as i32;
+        let of = |i: usize| length((i * 7919 + self.batch / 2) % self.batch + 1);
+        self.uneven.then(|| (0..self.batch).map(of).collect())
+    }
+
+    /// Pages of an entry of the batch.
+    pub fn pages(&self) -> Option<usize> {
+        let page = self.page?.get();
+        Some(self.seqlen_kv().div_ceil(page))
+    }
+
+    /// Shape of k or v, with rows of `dim` elements.
+    pub fn kv_shape(&self, dim: usize) -> [usize; 4] {
+        match (self.page, self.pages()) {
+            (Some(page), Some(pages)) => [self.batch * pages, self.kv_heads(), page.get(), dim],
+            _ => [self.batch, self.kv_heads(), self.seqlen_kv(), dim],
+        }
+    }
+
     /// The problems that its sequences pose.
     fn problems(&self) -> ferroattn::Result<Vec<Problem>> {
         let problem = self.problem()?;
+        if let Some(lengths) = self.lengths() {
+            let of = |length: i32| {
+                let mut alone = problem;
+                (alone.batch, alone.seqlen_kv) = (1, length as usize);
+                alone
+            };
+            return Ok(lengths.into_iter().map(of).collect());
+        }
         let Some(offsets) = self.offsets() else {
             return Ok(vec![problem]);
         };
@@ -294,6 +344,8 @@ impl Shape {
     pub fn planned(&self, problem: &Problem) -> RawForward {
         RawForward {
             options: self.planned_options(),
+            k: RawTensor::row_major(self.kv_shape(self.dim)),
+            v: RawTensor::row_major(self.kv_shape(self.dim_v())),
             ..RawForward::row_major(problem)
         }
     }
@@ -311,7 +363,8 @@ impl Shape {
     pub fn has_options(&self) -> bool {
         let of_scores = self.softcap.is_some() || self.alibi || self.sinks || self.bias;
         let of_pairs = self.window.is_some() || self.block_mask.is_some();
-        of_scores || of_pairs || self.sequences.is_some() || self.dim_v() != self.dim
+        let of_keys = self.sequences.is_some() || self.uneven || self.page.is_some();
+        of_scores || of_pairs || of_keys || self.dim_v() != self.dim
     }
 
     /// The names of the mask and of the options.
@@ -325,6 +378,8 @@ impl Shape {
         let blocks = |every| format!("1/{every} of blocks");
         names.extend(self.block_mask.map(blocks));
         names.extend(self.sequences.map(|count| format!("{count} sequences")));
+        names.extend(self.uneven.then(|| "uneven".to_owned()));
+        names.extend(self.page.map(|keys| format!("pages of {keys}")));
         names.join(" ")
     }
 
@@ -378,10 +433,14 @@ impl Subject for Shape {
     }
 
     fn bytes(&self) -> f64 {
-        let rows = self.heads * self.seqlen + self.kv_heads() * self.seqlen_kv();
+        let keys = match self.lengths() {
+            Some(lengths) => lengths.iter().map(|&length| length as usize).sum(),
+            None => self.batch * self.seqlen_kv(),
+        };
+        let rows = self.batch * self.heads * self.seqlen + self.kv_heads() * keys;
         // Forward q, k, v and o; backward also their gradients.
         let tensors = if self.pass.is_forward() { 1 } else { 2 };
-        let elements = tensors * self.batch * rows * (self.dim + self.dim_v());
+        let elements = tensors * rows * (self.dim + self.dim_v());
         let pairs = self.seqlen * self.seqlen_kv();
         let bias = match (self.bias, self.pass) {
             (false, _) => 0,
@@ -410,6 +469,8 @@ impl Subject for Shape {
         setup["bias"] = json!(self.bias);
         setup["block_mask"] = json!(self.block_mask);
         setup["offsets"] = json!(self.offsets());
+        setup["lengths"] = json!(self.lengths());
+        setup["page"] = json!(self.page);
         Ok(setup)
     }
 

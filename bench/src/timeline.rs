@@ -302,6 +302,8 @@ pub mod tests {
         bias: false,
         block_mask: None,
         sequences: None,
+        uneven: false,
+        page: None,
         pass: Pass::Forward,
     };
 

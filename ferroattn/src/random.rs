@@ -4,6 +4,7 @@ use crate::forward::Problem;
 use crate::gemm::GemmProblem;
 use crate::tensor::Element;
 use rand::rngs::{SmallRng, StdRng};
+use rand::seq::SliceRandom;
 use rand::{RngExt, SeedableRng};
 use rand_distr::StandardNormal;
 use rayon::prelude::*;
@@ -85,6 +86,23 @@ pub fn mask([batch, heads, queries, keys]: [usize; 4], seed: u64) -> Vec<u8> {
         }
     });
     mask
+}
+
+/// The numbers from 0 to `count - 1` in any order: pages of a table.
+///
+/// ```
+/// let mut table = ferroattn::random::permutation(100, 0);
+/// table.sort_unstable();
+/// assert!(table.into_iter().eq(0..100));
+/// ```
+///
+/// # Panics
+/// If there are more than an i32 counts.
+pub fn permutation(count: usize, seed: u64) -> Vec<i32> {
+    let count = i32::try_from(count).expect("as many as an i32 counts");
+    let mut numbers: Vec<i32> = (0..count).collect();
+    numbers.shuffle(&mut StdRng::seed_from_u64(seed));
+    numbers
 }
 
 /// Row-major a `[m, k]` and b `[n, k]`, likewise.

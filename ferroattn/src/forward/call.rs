@@ -2,7 +2,7 @@
 
 use super::choice;
 use super::cpu;
-use super::fold::folded;
+use super::fold::{folded, windowed};
 use super::plan::{plan, suited};
 use super::problem::Problem;
 use crate::attention::{Attention, Wanted, read_shapes};
@@ -403,7 +403,8 @@ impl Attention<'_> {
         match choice::resolve(name, dtype, problem, &args.options, facts)?.zip(facts) {
             None => Ok(Steps::default().finish(CPU, 1)),
             Some((kernel, facts)) => {
-                let (problem, args) = folded(problem, args).unwrap_or((*problem, *args));
+                let (problem, args) = windowed(problem, args).unwrap_or((*problem, *args));
+                let (problem, args) = folded(&problem, &args).unwrap_or((problem, args));
                 let kernel = suited(kernel, facts, &args);
                 plan(kernel.into(), &problem, facts, &args, splits)
             }

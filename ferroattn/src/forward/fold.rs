@@ -1,9 +1,12 @@
-//! Decoding with options: kernels with options have tiles of one head's queries, so the heads that share keys become
-//! the queries of one head.
+//! Calls that are others, of fewer heads or keys, which kernels compute sooner.
+//!
+//! Kernels with options have tiles of one head's queries: of decoding, heads that share keys become the queries of one head.
+//! Splits divide all keys: those that no window shows are left out.
 
 use super::{Problem, RawForward};
 use crate::options;
 use crate::tensor::RawTensor;
+use kernels::layout::element;
 
 /// The call as `heads / kv_heads` queries of `kv_heads` heads, if each head has one query, and the options treat
 /// these queries alike.
@@ -52,4 +55,41 @@ pub(super) fn folded(problem: &Problem, args: &RawForward) -> Option<(Problem, R
         ..*args
     };
     Some((problem, args))
+}
+
+/// The call without the keys before the window of its first query, if there are some and nothing else counts keys from the first.
+/// Masks, windows and ALiBi count from the last one.
+pub(super) fn windowed(problem: &Problem, args: &RawForward) -> Option<(Problem, RawForward)> {
+    let counted = args.options.has_ranges() || args.options.pages.is_some();
+    let left = problem.window.left.filter(|_| !counted)?;
+    if options::first_of_pairs(
+        &Problem {
+            dim_v: problem.dim,
+            ..*problem
+        },
+        &args.options,
+    )
+    .is_some()
+    {
+        return None;
+    }
+    let seen = problem.seqlen_q.saturating_add(left);
+    let first = problem.seqlen_kv.saturating_sub(seen);
+    let behind = |tensor: RawTensor| {
+        let mut behind = tensor;
+        behind.shape[2] -= first;
+        let rows = (first as i64).wrapping_mul(tensor.strides[2] as i64);
+        behind.address = element::at(tensor.address, rows);
+        behind
+    };
+    let problem = Problem {
+        seqlen_kv: problem.seqlen_kv - first,
+        ..*problem
+    };
+    let args = RawForward {
+        k: behind(args.k),
+        v: behind(args.v),
+        ..*args
+    };
+    (first > 0).then_some((problem, args))
 }
