@@ -2,7 +2,7 @@
 
 use ferroattn::{
     Attention, Class, Device, Dtype, Error, Problem, RawBackward, RawTensor, Result, Sequences,
-    Tensor, f16,
+    Tensor, Window, f16,
 };
 use proptest::prelude::*;
 use tests::modifiers::Pages;
@@ -24,6 +24,7 @@ pub fn tests() -> Vec<Test> {
             check(device, scheduled(device, cases))
         }),
         Test::new("sizes", sizes),
+        Test::new("uneven", uneven),
         Test::kernels("any_numbers", any_numbers),
         Test::new("wrong_numbers", wrong_numbers),
         Test::new("wrong_pages", wrong_pages),
@@ -84,6 +85,45 @@ fn sizes(device: &Device) -> Outcome {
             }
             case.check(device)?;
         }
+    }
+    PASSED
+}
+
+/// Many entries, of which the longest has half of all keys: blocks take parts of about one size. One has no key, and one no query.
+fn uneven(device: &Device) -> Outcome {
+    for (sinks, window) in [(false, None), (true, None), (true, Some(100))] {
+        let keys: Vec<i32> = (0..40)
+            .map(|i| (1400 / (1 + i * 7 % 40)) * (i != 3) as i32)
+            .collect();
+        let pages = Pages {
+            count: 40 * 88,
+            keys: 16,
+            of: (0..40 * 88).map(|n| n * 1567 % (40 * 88)).collect(),
+        };
+        let case = Case {
+            batch: 40,
+            heads: 6,
+            kv_heads: 2,
+            seqlen_q: 2,
+            seqlen_kv: 88 * 16,
+            dim: 16,
+            causal: true,
+            modifiers: Modifiers {
+                sinks,
+                window: Window {
+                    left: window,
+                    right: None,
+                },
+                sequences: Some(Sequences::Padded {
+                    q: (0..40).map(|i| 2 - i % 3 % 2 - (i == 7) as i32).collect(),
+                    kv: keys,
+                }),
+                pages: Some(pages),
+                ..Modifiers::default()
+            },
+            ..Case::default()
+        };
+        case.check(device)?;
     }
     PASSED
 }

@@ -61,6 +61,7 @@ unsafe impl Planner for Ladder {
             slices: 1,
             sides: 1,
             v_chunks: 1,
+            takes_units: false,
             map_dim: shape.takes_maps().then(|| shape.dim()),
         };
         let splits = match shape.main_loop {

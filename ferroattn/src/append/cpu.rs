@@ -25,9 +25,11 @@ pub unsafe fn append_raw(dtype: Dtype, args: &RawAppend) -> Result<()> {
 /// # Safety
 /// The conditions of [`append_raw`], with `T` the element type.
 unsafe fn append_of<T: Element>(args: &RawAppend) -> Result<()> {
-    // SAFETY: the caller vouches for the memory, here and below.
+    // SAFETY: the caller vouches for the memory.
     let places = unsafe { places(&Device::cpu(), args)? };
+    // SAFETY: as above.
     let rotary = args.rotary.map(|rotary| unsafe { Rotary::new(rotary) });
+    // SAFETY: as above.
     let [k, v] = [args.k, args.v].map(|rows| unsafe { rows.view::<T, _>() });
     let rotary = rotary.as_ref();
     // SAFETY: nothing else touches the caches, which have a place for each element.
@@ -45,6 +47,7 @@ unsafe fn append_of<T: Element>(args: &RawAppend) -> Result<()> {
                 let numbers = unsafe { q.view::<T, _>() }
                     .slice_move(s![b, h, row, ..])
                     .to_owned();
+                // SAFETY: nothing else touches the place now.
                 let mut to = unsafe { to.view_mut::<T, _>() };
                 rotate(
                     numbers.view(),

@@ -90,8 +90,8 @@ pub(super) unsafe fn places(device: &Device, args: &RawAppend) -> Result<Vec<Pla
 unsafe fn places_of(device: &Device, args: &RawAppend, entry: usize) -> Result<Places> {
     let [entries, _, keys, _] = args.k_cache.shape;
     let rows = args.k.shape[2];
-    // SAFETY: the caller's word, here and below.
     let one = |tensor: Option<RawTensor<1>>| {
+        // SAFETY: the caller's word.
         let of = |tensor: RawTensor<1>| unsafe { load::<i32>(device, tensor, entry, 1) };
         tensor.map(of).transpose()
     };
@@ -120,6 +120,7 @@ unsafe fn places_of(device: &Device, args: &RawAppend, entry: usize) -> Result<P
     let first = before as usize;
     let positions = match args.positions {
         None => None,
+        // SAFETY: the caller's word.
         Some(positions) => Some(unsafe { load_row::<i32>(device, positions, entry)? }),
     };
     if let Some((row, &position)) = positions
@@ -131,6 +132,7 @@ unsafe fn places_of(device: &Device, args: &RawAppend, entry: usize) -> Result<P
         return Err(wrong("positions", row, position, i32::MAX as usize));
     }
     let rows = if let Some(slots) = args.slots {
+        // SAFETY: the caller's word.
         let slots = unsafe { load_row::<i64>(device, slots, entry)? };
         let place = |(row, slot): (usize, i64)| match usize::try_from(slot) {
             Err(_) => Ok(None),
@@ -148,6 +150,7 @@ unsafe fn places_of(device: &Device, args: &RawAppend, entry: usize) -> Result<P
             .map(place)
             .collect::<Result<_>>()?
     } else if let Some(pages) = args.pages {
+        // SAFETY: the caller's word.
         let table = unsafe { load_row::<i32>(device, pages, entry)? };
         let place = |key: usize| {
             let (index, number) = (key / keys, table[key / keys]);

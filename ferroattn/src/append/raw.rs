@@ -245,14 +245,16 @@ pub fn append_plan(facts: Option<&Facts>, dtype: Dtype, args: &RawAppend) -> Res
     args.validate(dtype)?;
     let [batch, _, rows, _] = args.k.shape;
     let mut steps = Steps::default();
-    if batch == 0 || args.rows_of_entry() == 0 {
+    let has_lengths = args.new_lengths.is_some();
+    if batch == 0 || args.rows_of_entry() == 0 && !has_lengths {
         return Ok(steps.finish(EMPTY, 1));
     }
     if facts.is_none() {
         return Ok(steps.finish(CPU, 1));
     }
     let kernel = catalog::kernel(Family::Auxiliary(Auxiliary::Append(dtype.of_kernels()?)));
-    let warps = batch as u128 * args.rows_of_entry();
+    // An entry without rows has its new length to write.
+    let warps = batch as u128 * args.rows_of_entry().max(1);
     let blocks = warps.div_ceil(u128::from(Auxiliary::WARPS));
     let [entries, _, keys, _] = args.k_cache.shape;
     let address = |tensor: Option<RawTensor<1>>| tensor.map_or(0, |tensor| tensor.address);

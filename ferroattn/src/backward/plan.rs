@@ -10,7 +10,7 @@ use crate::device::Facts;
 use crate::entry::Entry;
 use crate::error::Result;
 use crate::forward::Problem;
-use crate::options::{self, PAIRS, Spaced, Tiles, WARPGROUP_ROWS, full, score_shape};
+use crate::options::{self, PAIRS, Spaced, Tiles, WARPGROUP_ROWS, Wanted, full, score_shape};
 use crate::plan::{Plan, Steps, grid};
 use crate::tensor::RawTensor;
 use kernels::abi::{
@@ -157,7 +157,12 @@ impl<'a> Draft<'a> {
         let [dq, dk, dv] = [dq?, dk?, dv?];
         let aligned = |tensor: TensorRef| u32::from(tensor.is_aligned());
         let place = forward + offset_of!(ForwardParams, options);
-        let mut options = steps.options(problem, &args.options, *spaced, place, true)?;
+        let wanted = Wanted {
+            spaced: *spaced,
+            gradients: true,
+            units: None,
+        };
+        let mut options = steps.options(problem, &args.options, wanted, place)?;
         let tiles = Tiles {
             queries: tile_queries,
             keys: tile_keys,

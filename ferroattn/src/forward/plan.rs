@@ -6,7 +6,7 @@ use super::{Problem, RawForward};
 use crate::device::Facts;
 use crate::entry::Entry;
 use crate::error::Result;
-use crate::options::{self, RawBias, Tiles, WARPGROUP_ROWS, Window};
+use crate::options::{self, RawBias, Sequences, Tiles, WARPGROUP_ROWS, Wanted, Window};
 use crate::plan::{MapPlace, Plan, Steps};
 use crate::tensor::RawTensor;
 use crate::tensor_map::{has_map, tensor_map};
@@ -160,6 +160,8 @@ pub struct MainKernel {
     pub sides: u32,
     /// Boxes in which V of a step is loaded by tensor maps, each with as many keys.
     pub v_chunks: u32,
+    /// Whether its blocks may take [units](kernels::abi::UnitsRef) of the keys in place of splits.
+    pub takes_units: bool,
     /// Head dim of a kernel that loads by tensor maps.
     pub map_dim: Option<u32>,
 }
@@ -194,6 +196,7 @@ impl From<&'static Kernel> for MainKernel {
             slices: forward.slices(),
             sides: forward.sides(),
             v_chunks: forward.memory().map_or(1, |memory| memory.v_chunks()),
+            takes_units: forward.kind == Kind::DECODE_OPTIONS,
             map_dim: kernel.takes_maps().then_some(forward.dim),
         }
     }
@@ -238,12 +241,26 @@ impl Draft {
             // All tiles weigh about the same, and neighbours share keys.
             kernel.waves = Waves::Heads;
         }
-        let schedule = Schedule::new(&kernel, problem, facts, splits)?;
+        let mut schedule = Schedule::new(&kernel, problem, facts, splits)?;
+        let has_lengths = matches!(args.options.sequences, Some(Sequences::Padded { .. }));
+        let may_divide = kernel.takes_units && has_lengths && splits.is_none() && facts.has_pools;
+        let units = may_divide
+            .then(|| schedule.units(&kernel, problem))
+            .flatten();
+        if let Some(units) = units {
+            schedule = schedule.of_units(&kernel, problem, units)?;
+        }
         let tile_heads = problem.heads / schedule.packed as usize * kernel.slices as usize;
+        // Units are of all entries, in whose place stands one.
+        let entries = if units.is_some() { 1 } else { problem.batch };
         let mut steps = Steps::default();
         let o = steps.output(args.o, offset_of!(ForwardParams, o.address))?;
         let place = offset_of!(ForwardParams, options);
-        let mut options = steps.options(problem, &args.options, None, place, false)?;
+        let wanted = Wanted {
+            units,
+            ..Wanted::default()
+        };
+        let mut options = steps.options(problem, &args.options, wanted, place)?;
         let tiles = Tiles {
             queries: kernel.q_rows,
             keys: kernel.keys,
@@ -273,7 +290,7 @@ impl Draft {
             tile_heads: Divisor::new(tile_heads as u32),
             group: Divisor::new(problem.group() as u32),
             order: Order::new(
-                (problem.batch * tile_heads) as u32,
+                (entries * tile_heads) as u32,
                 schedule.q_tiles,
                 schedule.waves,
             ),
@@ -310,7 +327,12 @@ impl Draft {
     /// If its size overflows.
     pub fn reserve_partials(&mut self, columns: usize) -> Result<()> {
         let params = &mut self.params;
-        let rows = (params.batch_heads as usize).checked_mul(params.seqlen_q as usize);
+        // A unit has the rows of one entry.
+        let heads = match self.schedule.has_units {
+            true => params.heads,
+            false => params.batch_heads,
+        };
+        let rows = (heads as usize).checked_mul(params.seqlen_q as usize);
         let rows = rows.and_then(|rows| rows.checked_mul(params.splits as usize));
         let rows = rows.ok_or(Steps::OVERFLOW)?;
         params.partial_o = self.steps.reserve([rows, columns, size_of::<f32>()])?;

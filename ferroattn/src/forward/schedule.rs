@@ -7,7 +7,7 @@
 use super::Problem;
 use crate::device::Facts;
 use crate::error::Result;
-use crate::options::{self, RawOptions};
+use crate::options::{self, RawOptions, Units};
 use crate::plan::{MainKernel, Waves, grid};
 use kernels::catalog::Dtype;
 use kernels::catalog::select::Request;
@@ -52,6 +52,8 @@ pub struct Schedule {
     pub split_keys: u32,
     /// Blocks in all.
     pub blocks: u32,
+    /// Whether splits are units of all entries' keys.
+    pub has_units: bool,
     /// Heads whose query tiles take turns, and at least as many in the last wave; each slice of O's columns counts.
     pub waves: [u32; 2],
 }
@@ -96,7 +98,41 @@ impl Schedule {
             splits,
             split_keys: split_blocks * kernel.keys,
             blocks: grid(u128::from(tiles) * u128::from(splits))?,
+            has_units: false,
             waves: waves(kernel, problem, facts),
+        })
+    }
+
+    /// Units of about these splits, of which each entry has as many as its keys take; none where there is nothing to divide.
+    pub fn units(&self, kernel: &MainKernel, problem: &Problem) -> Option<Units> {
+        let all = problem.batch as u64 * problem.seqlen_kv as u64;
+        let most = u32::try_from(all).ok()?;
+        let count = problem.batch as u64 + u64::from(most.div_ceil(self.split_keys));
+        let least = SPLIT_STEPS * kernel.keys;
+        let divides = problem.batch > 1 && problem.seqlen_kv > least as usize;
+        divides.then_some(Units {
+            count: u32::try_from(count).ok()?,
+            keys: self.split_keys,
+            step: kernel.keys,
+            least,
+        })
+    }
+
+    /// The schedule by units in place of splits.
+    ///
+    /// # Errors
+    /// If there are too many blocks.
+    pub fn of_units(self, kernel: &MainKernel, problem: &Problem, units: Units) -> Result<Self> {
+        let tiles = problem.heads as u64 / u64::from(self.packed) * u64::from(self.q_tiles);
+        Ok(Schedule {
+            splits: units.count,
+            blocks: grid(
+                kernel.entry.name,
+                u128::from(tiles) * u128::from(units.count),
+            )?,
+            has_units: true,
+            waves: [1, 1],
+            ..self
         })
     }
 }

@@ -35,6 +35,7 @@ pub use head::HostOptions;
 pub(crate) use head::{Head, rows_of, tanh_error};
 pub use mask::MaskElement;
 pub(crate) use pages::read_pages;
+pub(crate) use ranges::{Units, Wanted};
 pub(crate) use raw::{PAIRS, full, score_shape};
 pub use raw::{RawBias, RawMask, RawOptions};
 pub use sequences::{RawSequences, Sequences};
@@ -47,7 +48,7 @@ use crate::error::{Error, Result};
 use crate::forward::Problem;
 use crate::tensor::{Dtype, RawTensor};
 use kernels::abi::{
-    BlockMapRef, Divisor, NEAR_SOFTCAP, Options, PagesRef, PairsRef, Switch, Switches,
+    BlockMapRef, Divisor, NEAR_SOFTCAP, Options, PagesRef, PairsRef, Switch, Switches, UnitsRef,
 };
 
 /// The name of packed or padded sequences.
@@ -159,6 +160,7 @@ pub(crate) fn of_kernels(p: &Problem, tensors: &RawOptions) -> Options {
         cache_entries: 0,
         cache: cache.unwrap_or(0),
         pages: PagesRef::default(),
+        units: UnitsRef::default(),
         mask: pairs(tensors.mask.map(|mask| mask.tensor)),
         custom: tensors
             .custom

@@ -8,14 +8,37 @@ use crate::error::Result;
 use crate::forward::Problem;
 use crate::plan::{Step, Steps};
 use crate::tensor::RawTensor;
-use kernels::abi::{KeyRange, Options, QueryRange, RangesParams};
+use kernels::abi::{KeyRange, Options, QueryRange, RangesParams, Unit, UnitsRef};
 use kernels::catalog::{self, Auxiliary, Family};
 use std::mem::offset_of;
 
+/// What a call wants of its sequences, beside the ranges of keys.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Wanted {
+    /// Sequences in place of what the options say.
+    pub spaced: Option<Spaced>,
+    /// Whether it wants the ranges of queries.
+    pub gradients: bool,
+    /// The units of the keys of all entries, of one sequence each.
+    pub units: Option<Units>,
+}
+
+/// Into how many [units](kernels::abi::UnitsRef) the keys of all entries are divided, and how.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Units {
+    /// How many there may be.
+    pub count: u32,
+    /// Keys of a unit where all entries have all keys.
+    pub keys: u32,
+    /// The multiple of keys at which units begin.
+    pub step: u32,
+    /// The least keys of a unit.
+    pub least: u32,
+}
+
 impl Steps {
     /// The options that kernels read, which stand at `place` of the parameter blocks of the launches to come. With
-    /// sequences, which may be `spaced` in place of what the options say, a launch finds the ranges of keys and, for
-    /// `gradients`, of queries.
+    /// sequences a launch finds the ranges of keys, and what else is `wanted` of them.
     ///
     /// # Errors
     /// If there are too many rows for a launch, or the workspace overflows.
@@ -23,14 +46,18 @@ impl Steps {
         &mut self,
         p: &Problem,
         tensors: &RawOptions,
-        spaced: Option<Spaced>,
+        wanted: Wanted,
         place: usize,
-        gradients: bool,
     ) -> Result<Options> {
         let mut options = of_kernels(p, tensors);
         if !tensors.has_ranges() {
             return Ok(options);
         }
+        let Wanted {
+            spaced,
+            gradients,
+            units,
+        } = wanted;
         // Without lengths they fill their rows.
         let named = tensors.sequences.as_ref().map(Sequences::named);
         let addresses = named.map_or([0; 2], |parts| parts.map(|(_, tensor)| tensor.address));
@@ -84,10 +111,28 @@ impl Steps {
             options.alibi_head = p.seqlen_q as i64;
             self.places.push(place + offset_of!(Options, alibi));
         }
+        if let Some(units) = units {
+            options.units = UnitsRef {
+                table: self.reserve([units.count as usize, 1, size_of::<Unit>()])?,
+                offsets: self.reserve([p.batch + 1, 1, size_of::<u32>()])?,
+            };
+            (params.units, params.unit_offsets) = (options.units.table, options.units.offsets);
+            params.unit_count = units.count;
+            params.unit_keys = units.keys;
+            params.unit_step = units.step;
+            params.unit_least = units.least;
+            let of_units = place + offset_of!(Options, units);
+            self.places.push(of_units + offset_of!(UnitsRef, table));
+            self.places.push(of_units + offset_of!(UnitsRef, offsets));
+            places.push(offset_of!(RangesParams, units));
+            places.push(offset_of!(RangesParams, unit_offsets));
+        }
         let kernel = catalog::kernel(Family::Auxiliary(Auxiliary::Ranges));
         let keys = if gradients { p.seqlen_kv } else { 0 };
         let rows = p.batch as u128 * (p.seqlen_q + keys) as u128;
-        let blocks = rows.div_ceil(u128::from(kernel.threads()));
+        // The last block divides the keys.
+        let of_units = u128::from(units.is_some());
+        let blocks = rows.div_ceil(u128::from(kernel.threads())) + of_units;
         let step = Step::new(
             kernel.into(),
             blocks,
@@ -138,7 +183,7 @@ impl RawOptions {
             return Ok(());
         };
         let sequences = self.sequences.as_ref();
-        let sequences = sequences.map(|sequences| sequences.try_map(&download));
+        let sequences = sequences.map(|sequences| sequences.try_map(download));
         let sequences = sequences.transpose()?;
         for entry in 0..p.batch {
             let bytes = entry as i64 * table.strides[0] as i64 * size_of::<i32>() as i64;

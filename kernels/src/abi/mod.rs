@@ -49,6 +49,7 @@ pub use gemm::{GemmParams, HopperGemmParams, MAX_DEPTH, MatrixRef};
 pub use merge::{MergeBackwardParams, MergeParams, MergeParts, PartRef};
 pub use options::{
     ARRAYS, ArrayRef, KeyRange, NEAR_SOFTCAP, Options, PairsRef, QueryRange, Switch, Switches,
+    Unit, UnitsRef,
 };
 pub use order::Order;
 pub use pack::PackParams;

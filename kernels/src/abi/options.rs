@@ -44,6 +44,8 @@ pub struct Options {
     pub cache: u64,
     /// The pages of each batch entry, where [`Switch::Pages`] is on: then entries of k and v are pages.
     pub pages: PagesRef,
+    /// Which keys a block takes, where lengths differ: for kernels that decode.
+    pub units: UnitsRef,
     /// Which pairs see each other, where [`Switch::MaskBytes`] or [`Switch::MaskBits`] is on. Offsets count bytes or words
     /// of 32 keys.
     pub mask: PairsRef,
@@ -68,6 +70,39 @@ pub struct PairsRef {
     pub head_stride: i64,
     /// Elements from a query to the next one.
     pub query_stride: i64,
+}
+
+/// Parts of the keys of all batch entries, of about one size, for as many blocks: in place of splits of each entry's keys, which would
+/// be as long as the entry.
+///
+/// The kernel that finds ranges of sequences writes them.
+#[repr(C)]
+#[cfg_attr(not(target_arch = "nvptx64"), derive(bytemuck::NoUninit))]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct UnitsRef {
+    /// Device address of a [`Unit`] for each split of the launch; 0 if there are none.
+    pub table: u64,
+    /// Device address of `i32[batch + 1]`: the first unit of each batch entry, and the one behind its last.
+    pub offsets: u64,
+}
+
+/// A part of the keys of a batch entry.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Unit {
+    /// The batch entry; [`NONE`](Self::NONE) where there are fewer units.
+    pub batch: u32,
+    /// The first key.
+    pub first: u32,
+    /// How many keys.
+    pub keys: u32,
+    /// Its number among the units of the batch entry.
+    pub number: u32,
+}
+
+impl Unit {
+    /// The batch entry of no unit.
+    pub const NONE: u32 = u32::MAX;
 }
 
 /// The keys that a query sees, where a batch consists of sequences.

@@ -30,6 +30,20 @@ pub struct RangesParams {
     pub slopes_head: i64,
     /// Device address of the slope of each query, `f32[heads, seqlen_q]`, where there are slopes.
     pub query_slopes: u64,
+    /// Device address of a [`Unit`](super::Unit) for each of [`unit_count`](Self::unit_count), to write; 0 if they are not wanted. Only
+    /// of batch entries of one sequence. One more block then divides the keys.
+    pub units: u64,
+    /// Device address of `i32[batch + 1]`, to write: where the [units](super::UnitsRef::offsets) of each batch entry begin and end.
+    pub unit_offsets: u64,
+    /// How many units there may be: each batch entry has one, and one more for each [`unit_keys`](Self::unit_keys) of all keys.
+    pub unit_count: u32,
+    /// Keys of a unit, a multiple of [`unit_step`](Self::unit_step), where no entry has fewer than `seqlen_kv`. Where they have, units have
+    /// fewer keys in the same measure.
+    pub unit_keys: u32,
+    /// The multiple of keys at which units begin.
+    pub unit_step: u32,
+    /// The least keys of a unit that is not the entry's last: a multiple of [`unit_step`](Self::unit_step).
+    pub unit_least: u32,
     /// Sequences that each batch entry consists of, one after another.
     pub sequences: u32,
     /// Batch entries.

@@ -101,6 +101,8 @@ impl Spec for Auxiliary {
     /// bulk copy's ring, and two barriers of 8 bytes a stage.
     fn launch(&self) -> Launch {
         match self {
+            // With 8 blocks on a multiprocessor the partial results that it loads ahead spill.
+            Auxiliary::Combine(_) => Launch::new(Self::WARPS, 7, 0),
             Auxiliary::Pack => Launch::new(Self::WARPS, 8, 16 * 32 * Self::WARPS),
             Auxiliary::Blocks => Launch::new(Self::BLOCKS_WARPS, 1, 4 * Self::BLOCKS_WARPS),
             Auxiliary::BulkCopy => Launch::new(2, 1, Self::BULK_STAGES * (BULK_BYTES + 16)),

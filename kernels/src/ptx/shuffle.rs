@@ -30,7 +30,17 @@ instructions! {
 #[inline(always)]
 pub unsafe fn first(number: u32) -> u32 {
     // SAFETY: the caller's promise.
-    unsafe { of_lane(f32::from_bits(number), 0) }.to_bits()
+    unsafe { number_of_lane(number, 0) }
+}
+
+/// The number of lane `lane`, 0 to 31.
+///
+/// # Safety
+/// Every lane of the warp must reach the same call.
+#[inline(always)]
+pub unsafe fn number_of_lane(number: u32, lane: u32) -> u32 {
+    // SAFETY: the caller's promise.
+    unsafe { of_lane(f32::from_bits(number), lane) }.to_bits()
 }
 
 /// Combines the values of all `LANES` neighbours of this lane: 4, or 32.

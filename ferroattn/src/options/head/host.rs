@@ -123,7 +123,7 @@ impl HostOptions<'_> {
         tensor: &ArrayView4<'t, T>,
         [batch, head]: [usize; 2],
     ) -> CowArray<'t, T, Ix2> {
-        let of = |entry| tensor.clone().slice_move(s![entry, head, .., ..]);
+        let of = |entry| (*tensor).slice_move(s![entry, head, .., ..]);
         let Some(pages) = self.pages() else {
             return of(self.entry(batch)).into();
         };

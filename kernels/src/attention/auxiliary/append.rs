@@ -63,7 +63,8 @@ pub unsafe fn append<E: Element, const W: u32>(params: &AppendParams) {
     // SAFETY: the launch has this many threads a block.
     let thread = unsafe { special::thread(32 * W) };
     let number = u64::from(special::block()) * u64::from(W) + u64::from(thread / 32);
-    let each = u64::from(q) + u64::from(k) + u64::from(v);
+    let rows = u64::from(q) + u64::from(k) + u64::from(v);
+    let each = rows.max(1);
     let (batch, index) = ((number / each) as u32, (number % each) as u32);
     if batch >= params.batch {
         return;
@@ -74,6 +75,9 @@ pub unsafe fn append<E: Element, const W: u32>(params: &AppendParams) {
         if index == 0 && special::lane() == 0 && params.new_lengths != 0 {
             let behind = before.saturating_add(params.k.rows as i32);
             global::store_u32(params.new_lengths + 4 * u64::from(batch), behind as u32);
+        }
+        if u64::from(index) >= rows {
+            return;
         }
         if index < q {
             let row = Row::new(&params.q, batch, index);

@@ -7,12 +7,13 @@
 //! A warp takes up to 128 columns of a row, and the splits in their order, so that equal inputs give
 //! equal bits. Lane `i` computes the weights of splits `i`, `i + 32`, and so on.
 
-use crate::abi::ForwardParams;
+use crate::abi::{ForwardParams, UnitsRef};
 use crate::attention::Total;
 use crate::attention::workload::sequence::Sequence;
 use crate::layout::element;
 use crate::ptx::{global, math, shuffle, special};
 use crate::tile::Element;
+use crate::tile::registers::again;
 
 /// Columns of a warp: four a lane, in 16 bytes.
 const COLUMNS: u32 = 128;
@@ -31,20 +32,27 @@ pub unsafe fn combine<E: Element, const W: usize>(params: &ForwardParams) {
     let thread = unsafe { special::thread(32 * W as u32) };
     let lane = thread % 32;
     let rows = Sequence::partial_rows(params);
-    let splits = Sequence::split_count(params);
-    // Warps of a row: a power of two.
-    let row_warps = params.dim.div_ceil(COLUMNS).next_power_of_two();
-    let warp = u64::from(special::block()) * W as u64 + u64::from(thread / 32);
-    let (row, part) = (
-        warp >> row_warps.trailing_zeros(),
-        warp as u32 & (row_warps - 1),
-    );
+    // The row of the warp, and the part of its columns.
+    let place = || {
+        // Warps of a row: a power of two.
+        let row_warps = params.dim.div_ceil(COLUMNS).next_power_of_two();
+        let warp = u64::from(special::block()) * W as u64 + u64::from(thread / 32);
+        let part = warp as u32 & (row_warps - 1);
+        (warp >> row_warps.trailing_zeros(), part)
+    };
+    let (row, part) = place();
     if row >= rows {
         return;
     }
     let column = part * COLUMNS + 4 * lane;
     let exists = column < params.dim;
-    let index = |split: u32| u64::from(split) * rows + row;
+    let packed = || params.heads / params.tile_heads.value;
+    let parts = Parts::new(params, row, packed());
+    let splits = parts.splits;
+    let index = |split: u32| {
+        let heads = u64::from(split) * u64::from(parts.heads);
+        parts.first + heads * u64::from(params.seqlen_q)
+    };
     // SAFETY: called with splits that exist.
     let total = |split: u32| unsafe {
         let [max, sum] = global::load_f32x2(params.partial_softmax + 8 * index(split));
@@ -103,8 +111,9 @@ pub unsafe fn combine<E: Element, const W: usize>(params: &ForwardParams) {
     let sum = unsafe { shuffle::reduce::<32>(sum, |a, b| a + b) };
     let (factor, lse) = Total { max, sum }.finish();
 
-    let packed = params.heads / params.tile_heads.value;
-    let (sequence, query, head) = Sequence::of_partial_row(params, row, packed);
+    // Else the row holds registers while partial results are added up: 20 bytes of them spilled.
+    let (row, _) = again(place);
+    let (sequence, query, head) = Sequence::of_partial_row(params, row, packed());
     let offset = sequence.offset(&params.o)
         + i64::from(head) * params.o.head_stride
         + i64::from(query) * params.o.row_stride
@@ -124,6 +133,44 @@ pub unsafe fn combine<E: Element, const W: usize>(params: &ForwardParams) {
         if column == 0 {
             let row = sequence.row_index(params, head, query);
             global::store_f32(params.lse + 4 * row, lse);
+        }
+    }
+}
+
+/// Where the partial results of a row lie.
+struct Parts {
+    /// Index of the first.
+    first: u64,
+    /// Heads from one to the next.
+    heads: u32,
+    /// How many.
+    splits: u32,
+}
+
+impl Parts {
+    /// The partial results of a row, of tiles that hold `packed` heads each: in all splits or, if there are [units](UnitsRef), in those of its batch
+    /// entry.
+    #[inline(always)]
+    fn new(params: &ForwardParams, row: u64, packed: u32) -> Self {
+        let UnitsRef { table, offsets } = params.options.units;
+        if table == 0 {
+            return Parts {
+                first: row,
+                heads: params.batch_heads,
+                splits: Sequence::split_count(params),
+            };
+        }
+        let rows = u64::from(params.heads) * u64::from(params.seqlen_q);
+        let (batch, in_batch) = (row / rows, (row % rows) as u32);
+        let tile_rows = packed * params.seqlen_q;
+        let head = in_batch / tile_rows * packed;
+        // SAFETY: a launch with units has offsets, one more than batch entries.
+        let [start, end] =
+            [0, 4].map(|behind| unsafe { global::load_u32(offsets + 4 * batch + behind) });
+        Parts {
+            first: Sequence::unit_index(params, start, head, in_batch % tile_rows),
+            heads: params.heads,
+            splits: end - start,
         }
     }
 }

@@ -1,7 +1,7 @@
 //! The kernel that finds which keys queries see, and which queries see keys, in a batch of sequences.
 
-use crate::abi::{KeyRange, QueryRange, RangesParams};
-use crate::ptx::{global, special};
+use crate::abi::{KeyRange, QueryRange, RangesParams, Unit};
+use crate::ptx::{global, shuffle, special};
 use crate::tile::registers::opaque;
 
 /// A sequence of a batch entry, in its rows.
@@ -79,6 +79,12 @@ pub unsafe fn find_ranges<const W: u32>(params: &RangesParams) {
     });
     // SAFETY: the launch has this many threads a block; the entries are readable, and each thread writes ranges of its own.
     unsafe {
+        if params.units != 0 && special::block() == special::blocks() - 1 {
+            if special::thread(32 * W) < 32 {
+                divide_keys(params, [q, kv]);
+            }
+            return;
+        }
         let number =
             u64::from(special::block()) * u64::from(32 * W) + u64::from(special::thread(32 * W));
         let queries = u64::from(params.batch) * u64::from(params.seqlen_q);
@@ -130,6 +136,140 @@ pub unsafe fn find_ranges<const W: u32>(params: &RangesParams) {
             global::store_u32x2(to, range.map(|number| number as u32));
         }
     }
+}
+
+/// Divides the keys that batch entries see into units of one size, the last one of each smaller. An entry without keys has an empty one.
+///
+/// # Safety
+/// One warp makes the call, all lanes; lengths are readable, units and offsets writable.
+#[inline(always)]
+unsafe fn divide_keys(params: &RangesParams, [q, kv]: [Side; 2]) {
+    let lane = special::lane();
+    // SAFETY: the caller's promise.
+    let seen = |entry: u32| unsafe { keys_of_entry(params, [q, kv], entry) };
+    let mut all = 0;
+    let mut entry = lane;
+    while entry < params.batch {
+        let [start, end] = seen(entry);
+        all += (end - start) as u32;
+        entry = opaque(entry + 32);
+    }
+    // SAFETY: all lanes are here.
+    let (_, all) = unsafe { prefix_sums(all) };
+    let full = u64::from(params.batch) * u64::from(params.seqlen_kv);
+    let step = params.unit_step;
+    let keys = (u64::from(params.unit_keys) * u64::from(all)).div_ceil(full) as u32;
+    let keys = (keys.div_ceil(step) * step).max(params.unit_least);
+    let mut before = 0;
+    let mut first = 0;
+    while first < params.batch {
+        let entry = first + lane;
+        let (mut start, mut end, mut count) = (0, 0, 0);
+        if entry < params.batch {
+            [start, end] = seen(entry);
+            count = ((end - start) as u32).div_ceil(keys).max(1);
+        }
+        // SAFETY: all lanes are here.
+        let (sum, of_all) = unsafe { prefix_sums(count) };
+        if entry < params.batch {
+            let unit = before + sum - count;
+            // SAFETY: the caller's promise; each lane has units of its own.
+            unsafe {
+                global::store_u32(params.unit_offsets + 4 * u64::from(entry), unit);
+                write_units(params, entry, unit, count, [start as u32, end as u32], keys);
+            }
+        }
+        before += of_all;
+        first = opaque(first + 32);
+    }
+    let mut unit = before;
+    // SAFETY: as above.
+    unsafe {
+        if lane == 0 {
+            global::store_u32(params.unit_offsets + 4 * u64::from(params.batch), unit);
+        }
+        unit += lane;
+        while unit < params.unit_count {
+            write_unit(params, unit, [Unit::NONE, 0, 0, 0]);
+            unit = opaque(unit + 32);
+        }
+    }
+}
+
+/// The keys that queries of a batch entry see by its lengths and a window's left bound, from the begin of a step on.
+///
+/// # Safety
+/// The lengths are readable.
+#[inline(always)]
+unsafe fn keys_of_entry(params: &RangesParams, [q, kv]: [Side; 2], entry: u32) -> [i32; 2] {
+    // SAFETY: the caller's promise.
+    let ([first, queries], [start, end]) =
+        unsafe { (q.of_sequence(0, entry), kv.of_sequence(0, entry)) };
+    let seen = end
+        .saturating_sub(queries - first)
+        .saturating_sub(params.left);
+    let start = start.max(seen).min(end).max(0);
+    [start - start % params.unit_step as i32, end]
+}
+
+/// Writes the units of a batch entry, `count` from `unit` on, of so many keys each.
+///
+/// # Safety
+/// The units are writable by this lane alone.
+#[inline(always)]
+unsafe fn write_units(
+    params: &RangesParams,
+    entry: u32,
+    unit: u32,
+    count: u32,
+    [start, end]: [u32; 2],
+    keys: u32,
+) {
+    let mut number = 0;
+    while number < count {
+        let first = start + number * keys;
+        // SAFETY: the caller's promise.
+        unsafe {
+            write_unit(
+                params,
+                unit + number,
+                [entry, first, keys.min(end - first), number],
+            )
+        };
+        number = opaque(number + 1);
+    }
+}
+
+/// # Safety
+/// The unit is writable by this lane alone, if it is one of the launch.
+#[inline(always)]
+unsafe fn write_unit(params: &RangesParams, unit: u32, numbers: [u32; 4]) {
+    if unit < params.unit_count {
+        let address = params.units + size_of::<Unit>() as u64 * u64::from(unit);
+        // SAFETY: the caller's promise.
+        unsafe { global::store_u32x4(address, numbers) };
+    }
+}
+
+/// The sum of numbers of this lane and those before it, and of all lanes.
+///
+/// # Safety
+/// All lanes of the warp make the same call.
+#[inline(always)]
+unsafe fn prefix_sums(number: u32) -> (u32, u32) {
+    let lane = special::lane();
+    let mut sum = number;
+    let mut distance = 1;
+    while distance < 32 {
+        // SAFETY: the caller's promise.
+        let before = unsafe { shuffle::number_of_lane(sum, lane.wrapping_sub(distance) % 32) };
+        if lane >= distance {
+            sum += before;
+        }
+        distance *= 2;
+    }
+    // SAFETY: as above.
+    (sum, unsafe { shuffle::number_of_lane(sum, 31) })
 }
 
 /// Writes the slopes of a sequence as those of a query.

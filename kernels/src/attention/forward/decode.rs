@@ -44,9 +44,11 @@ pub unsafe fn decode<
     // SAFETY: the launch has this many threads a block.
     let thread = unsafe { special::thread(threads) };
     let warp_row = thread / 32 * 16;
-    let work = WorkTile::<H>::of_block(params, br);
+    let work = WorkTile::<H>::of_unit::<C>(params, br);
     let (first, rows) = (work.first, work.row_count());
-    let split = work.keys(params);
+    let Some(split) = work.keys_of_unit::<C>(params) else {
+        return;
+    };
     let q = Copier::new(work.q_rows(&params.q), thread, threads);
     let keys = |tensor| work.key_rows::<<C::Keys as KeyRows>::Cached>(params, tensor, split.first);
     let k = Copier::new(keys(&params.k), thread, threads);

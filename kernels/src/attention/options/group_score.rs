@@ -27,6 +27,7 @@ pub struct GroupScore {
 
 impl Score for GroupScore {
     const SCALED: bool = false;
+    const HAS_UNITS: bool = true;
     type Keys = <Optional as Score>::Keys;
 
     /// The scores of the heads from `head` on.

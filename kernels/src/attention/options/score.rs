@@ -51,6 +51,9 @@ pub trait Score: Copy {
     /// Whether scores are no more than products times the scale.
     const SCALED: bool;
 
+    /// Whether blocks may take [units](crate::abi::UnitsRef) of the keys.
+    const HAS_UNITS: bool = false;
+
     /// Where the keys of a kernel with such scores lie.
     type Keys: KeyRows;
 
@@ -251,7 +254,7 @@ impl Score for Optional {
     fn sink(params: &ForwardParams, split: Split, head: u32) -> f32 {
         let options = &params.options;
         // One split has the sink.
-        if options.sinks == 0 || split.first > 0 {
+        if options.sinks == 0 || !split.is_first {
             return f32::NEG_INFINITY;
         }
         let place = i64::from(head) * options.sinks_head;

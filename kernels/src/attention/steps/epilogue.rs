@@ -32,7 +32,7 @@ impl<const MT: usize, const DT: usize, const OT: usize, const QT: usize, C: Scor
         let (work, thread) = again(|| unsafe {
             let br = team_rows * (threads / 32 / T as u32);
             (
-                WorkTile::<H>::of_block(params, br),
+                WorkTile::<H>::of_unit::<C>(params, br),
                 special::thread(threads),
             )
         });
@@ -134,7 +134,7 @@ pub unsafe fn store_partial<H: Heads, C: Score, const MT: usize, const OT: usize
             if row >= exist {
                 continue;
             }
-            let index = work.partial(params, first + row);
+            let index = work.partial_of_unit::<C>(params, first + row);
             let address = params.partial_o + 4 * index * u64::from(dim) + 8 * u64::from(lane % 4);
             // SAFETY: the row exists; each of its four lanes stores its own elements, and the first of them m
             // and l.

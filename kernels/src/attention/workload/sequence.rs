@@ -23,6 +23,8 @@ pub struct Split {
     pub first: u32,
     /// How many keys.
     pub keys: u32,
+    /// Whether it is the first one of the sequence, whose rows take in the sink.
+    pub is_first: bool,
 }
 
 impl Sequence {
@@ -92,6 +94,7 @@ impl Sequence {
         Split {
             first: 0,
             keys: self.keys,
+            is_first: true,
         }
     }
 
@@ -102,6 +105,7 @@ impl Sequence {
         Split {
             first,
             keys: (self.keys - first).min(params.split_keys),
+            is_first: split == 0,
         }
     }
 
@@ -118,6 +122,13 @@ impl Sequence {
         let heads =
             u64::from(split) * u64::from(params.batch_heads) + self.head_index(params, head);
         heads * u64::from(self.queries) + u64::from(row)
+    }
+
+    /// Index of a tile's row among the partial results of all [units](crate::abi::UnitsRef).
+    #[inline(always)]
+    pub fn unit_index(params: &ForwardParams, unit: u32, head: u32, row: u32) -> u64 {
+        let heads = u64::from(unit) * u64::from(params.heads) + u64::from(head);
+        heads * u64::from(params.seqlen_q) + u64::from(row)
     }
 
     /// Index of a head among the heads of all batch entries.

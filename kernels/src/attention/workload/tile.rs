@@ -4,11 +4,11 @@ use super::heads::Heads;
 use super::key_rows::KeyRows;
 use super::sequence::{Sequence, Split};
 use super::visits::Visits;
-use crate::abi::{ForwardParams, TensorRef};
+use crate::abi::{ForwardParams, TensorRef, Unit};
 use crate::attention::options::mask::Mask;
 use crate::attention::options::score::Score;
 use crate::layout::rows::{Rows, Strided};
-use crate::ptx::special;
+use crate::ptx::{global, special, switch};
 use crate::tile::registers::opaque;
 
 /// A query tile of a batch entry and its heads, and a split of the keys.
@@ -28,6 +28,18 @@ impl<H: Heads> WorkTile<H> {
     #[inline(always)]
     pub fn of_block(params: &ForwardParams, br: u32) -> Self {
         Self::at(params, special::block(), br)
+    }
+
+    /// The work of this block, in tiles of `br` rows: of a unit, in kernels with such scores, if the launch has some.
+    #[inline(always)]
+    pub fn of_unit<C: Score>(params: &ForwardParams, br: u32) -> Self {
+        if !has_units::<C>(params) {
+            return Self::of_block(params, br);
+        }
+        // Units stand in the place of splits, of all batch entries.
+        let (unit, tile, head) = params.order.place(special::block());
+        let Unit { batch, .. } = load_unit(params, unit);
+        Self::new(params, unit, batch, head, tile * br)
     }
 
     /// The work at a place of the [order](crate::abi::Order), in tiles of `br` rows.
@@ -66,6 +78,21 @@ impl<H: Heads> WorkTile<H> {
     #[inline(always)]
     pub fn keys(&self, params: &ForwardParams) -> Split {
         self.sequence.split(params, self.split)
+    }
+
+    /// The keys of the split or the unit; none if there are fewer units.
+    #[inline(always)]
+    pub fn keys_of_unit<C: Score>(&self, params: &ForwardParams) -> Option<Split> {
+        if !has_units::<C>(params) {
+            return Some(self.keys(params));
+        }
+        let unit = load_unit(params, self.split);
+        let split = Split {
+            first: unit.first,
+            keys: unit.keys,
+            is_first: unit.number == 0,
+        };
+        (unit.batch != Unit::NONE).then_some(split)
     }
 
     /// Which keys of the split the queries see.
@@ -185,5 +212,34 @@ impl<H: Heads> WorkTile<H> {
     pub fn partial(&self, params: &ForwardParams, row: u32) -> u64 {
         let head = self.heads.first();
         self.sequence.partial_index(params, self.split, head, row)
+    }
+
+    /// Index of a row among the partial results of all splits or units.
+    #[inline(always)]
+    pub fn partial_of_unit<C: Score>(&self, params: &ForwardParams, row: u32) -> u64 {
+        match has_units::<C>(params) {
+            true => Sequence::unit_index(params, self.split, self.heads.first(), row),
+            false => self.partial(params, row),
+        }
+    }
+}
+
+/// Whether blocks take units, in a kernel with such scores.
+#[inline(always)]
+fn has_units<C: Score>(params: &ForwardParams) -> bool {
+    // Lengths alone make units: without them the assembler drops all of this.
+    C::HAS_UNITS && switch::ranges() && params.options.units.table != 0
+}
+
+#[inline(always)]
+fn load_unit(params: &ForwardParams, unit: u32) -> Unit {
+    let address = params.options.units.table + size_of::<Unit>() as u64 * u64::from(unit);
+    // SAFETY: a launch with units has one for each split.
+    let [batch, first, keys, number] = unsafe { global::load_u32x4(address) };
+    Unit {
+        batch,
+        first,
+        keys,
+        number,
     }
 }
