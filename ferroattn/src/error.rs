@@ -384,14 +384,6 @@ impl Error {
             | Error::NoBackward(_)
             | Error::NoOption(_)
             | Error::ForwardOnly(_)
-            | Error::Full { .. }
-            | Error::Taken { .. }
-            | Error::Slot { .. }
-            | Error::Position { .. }
-            | Error::RotaryDim { .. }
-            | Error::RotaryDtype { .. }
-            | Error::Page(_)
-            | Error::PageNumber { .. }
             | Error::SharedMemory { .. }
             | Error::UnsuitableKernel { .. }
             | Error::NotOnCpu(_)
