@@ -321,17 +321,21 @@ impl Attention<'_> {
             d_sinks,
             d_bias,
         } = args;
-        let problem = self.problem(q.shape, k.shape, v.shape)?;
-        let options = options.or(self.tensors.raw(&problem)?);
-        options.validate(&problem)?;
+        let own = &self.tensors;
         for (argument, is_on) in [
-            (CACHE, options.cache_entries.is_some()),
-            (PAGES, options.pages.is_some()),
+            (
+                CACHE,
+                options.cache_entries.is_some() || own.cache_entries.is_some(),
+            ),
+            (PAGES, options.pages.is_some() || own.pages.is_some()),
         ] {
             if is_on {
                 return Err(Error::ForwardOnly(argument));
             }
         }
+        let problem = self.problem(q.shape, k.shape, v.shape)?;
+        let options = options.or(own.raw(&problem)?);
+        options.validate(&problem)?;
         for (argument, tensor, shape) in [
             ("o", o, problem.o_shape()),
             ("d_o", d_o, problem.o_shape()),
