@@ -12,6 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .functions import append as append
     from .functions import attention as attention
     from .functions import flash_attn_func as flash_attn_func
     from .functions import flash_attn_kvpacked_func as flash_attn_kvpacked_func
@@ -28,6 +29,7 @@ __version__ = "0.1.0"
 
 _MODULES = {
     "functions": [
+        "append",
         "attention",
         "flash_attn_func",
         "flash_attn_kvpacked_func",

@@ -30,6 +30,7 @@ def attention(
     seqlens_k: Tensor | None = None,
     first_keys: Tensor | None = None,
     cache_entries: Tensor | None = None,
+    pages: Tensor | None = None,
     scale: float | None = None,
     causal: bool = False,
     window: Window = _NO_WINDOW,
@@ -54,6 +55,9 @@ def attention(
         seqlens_k: Lengths or offsets of keys; both are given or none.
         first_keys: The first key of each entry of the batch, `int32[batch]`.
         cache_entries: The entry of k and v for each entry of q, `int32[batch]`; such a call has no gradient.
+        pages: The pages of k and v for each entry of q, `int32[batch, most]`: k is `[pages, page, kv_heads, dim]`, v alike, the
+            keys of a page a power of 2. Key `j` is row `j % page` of page `pages[b, j // page]`, and seqlen_k is `most * page`.
+            Numbers of pages behind an entry's last key may be any. Such a call has no gradient.
         scale: Factor of scores, `1 / sqrt(dim)` if it is None.
         causal: Whether query `i` sees only keys up to `i + seqlen_k - seqlen_q`.
         window: Keys before and after a query's own that it sees; -1 is no bound.
@@ -73,8 +77,66 @@ def attention(
     left, right = window
     return operators.call(
         q, k, v, bias, mask, sinks, alibi_slopes, seqlens_q, seqlens_k, first_keys, cache_entries,
-        scale, causal, left, right, softcap, splits, deterministic, heads_first,
+        pages, scale, causal, left, right, softcap, splits, deterministic, heads_first,
     )  # fmt: skip
+
+
+def append(
+    k: Tensor,
+    v: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    *,
+    q: Tensor | None = None,
+    lengths: Tensor | None = None,
+    pages: Tensor | None = None,
+    cache_entries: Tensor | None = None,
+    slots: Tensor | None = None,
+    positions: Tensor | None = None,
+    cos: Tensor | None = None,
+    sin: Tensor | None = None,
+    interleaved: bool = False,
+    q_at_first: bool = False,
+    heads_first: bool = False,
+) -> tuple[Tensor | None, Tensor]:
+    """Writes new keys and values into a cache, behind those that it has, by one launch, without a gradient.
+
+    With `cos` and `sin`, new keys are rotated on the way, and queries beside them: pair `i` of a row `(x, y)` at position `p`
+    becomes `(x cos[p, i] - y sin[p, i], x sin[p, i] + y cos[p, i])`.
+
+    A GPU does not write rows that have no place in the cache; it takes the nearest position that `cos` has.
+
+    Args:
+        k: New keys, `[batch, rows, kv_heads, dim]` or `[total, kv_heads, dim]`, which is a batch of one entry.
+        v: New values, `[batch, rows, kv_heads, dim_v]` or `[total, kv_heads, dim_v]`.
+        k_cache: Keys of the cache, `[batch, keys, kv_heads, dim]`, or any number of entries or pages; dim has stride 1. Caches
+            share no memory with other tensors.
+        v_cache: Values of the cache, `[batch, keys, kv_heads, dim_v]`, alike.
+        q: Queries to rotate, `[batch, seqlen_q, heads, dim]` or `[total_q, heads, dim]`.
+        lengths: Keys that each entry has before, `int32[batch]`; None for 0. Row `i` becomes key `lengths[b] + i`.
+        pages: The pages of each entry, `int32[batch, most]`; see `attention`.
+        cache_entries: The entry of the cache for each entry of k, `int32[batch]`.
+        slots: Where each row goes, `int64[batch, rows]` or `int64[total]`: row `slot % keys` of entry or page `slot // keys`,
+            or nowhere if it is negative. Only one of pages, cache_entries and slots is given.
+        positions: The position of each row of k and q, `int32[batch, rows]` or `int32[total]`; None for `lengths[b] + i`.
+        cos, sin: Cosines and sines, `[positions, rotary_dim / 2]`, of float32 or k's type. Elements behind the first rotary_dim
+            stay as they are.
+        interleaved: Whether elements `2i` and `2i + 1` are a pair, not `i` and `i + rotary_dim / 2`.
+        q_at_first: Whether all queries of an entry have the position of the first one.
+        heads_first: Whether axes are `[batch, heads, seqlen, dim]`.
+
+    Returns:
+        The rotated queries, None without q, and how many keys each entry has now, `int32[batch]`.
+
+    Raises:
+        ValueError, TypeError: An argument is wrong, alone or beside the others.
+        torch.OutOfMemoryError: Memory ran out.
+    """
+    rotated, new_lengths = operators.call_append(
+        k, v, k_cache, v_cache, q, lengths, pages, cache_entries, slots, positions, cos, sin,
+        interleaved, q_at_first, heads_first,
+    )  # fmt: skip
+    return None if q is None else rotated, new_lengths
 
 
 def output(
@@ -98,7 +160,7 @@ def output(
     """`attention` whose lse has no gradient: a call takes less of the host's time."""
     left, right = window
     return operators.call_for_output(
-        q, k, v, bias, mask, sinks, alibi_slopes, seqlens_q, seqlens_k, None, None,
+        q, k, v, bias, mask, sinks, alibi_slopes, seqlens_q, seqlens_k, None, None, None,
         scale, causal, left, right, softcap, 0, deterministic, heads_first,
     )  # fmt: skip
 
@@ -175,13 +237,14 @@ def flash_attn_varlen_func(
 
     Args:
         q: Queries, `[total_q, heads, dim]`.
-        k: Keys, `[total_k, kv_heads, dim]`.
-        v: Values, `[total_k, kv_heads, dim_v]`.
+        k: Keys, `[total_k, kv_heads, dim]`; with a block_table pages, `[pages, page, kv_heads, dim]`.
+        v: Values, `[total_k, kv_heads, dim_v]`; with a block_table `[pages, page, kv_heads, dim_v]`.
         cu_seqlens_q: Offsets of sequences among the queries, `int32[sequences + 1]`.
         cu_seqlens_k: Offsets of sequences among the keys, `int32[sequences + 1]`.
-        max_seqlen_q, max_seqlen_k: Not needed.
+        max_seqlen_q: With a block_table, the rows of the longest sequence; else not needed.
+        max_seqlen_k: Not needed.
         alibi_slopes: `float32[heads]` or `float32[sequences, heads]`.
-        block_table: None; keys in pages are not served.
+        block_table: The pages of each sequence, `int32[sequences, most]`; see `attention`. Such a call has no gradient.
         dropout_p, softmax_scale, causal, window_size, softcap, deterministic, return_attn_probs, sinks: See `flash_attn_func`.
 
     Returns:
@@ -189,11 +252,16 @@ def flash_attn_varlen_func(
 
     Raises:
         ValueError, TypeError: An argument is wrong, alone or beside the others.
-        NotImplementedError: There is dropout, or keys lie in pages.
+        NotImplementedError: There is dropout.
     """
-    del max_seqlen_q, max_seqlen_k
+    del max_seqlen_k
     _no_dropout(dropout_p)
-    _no_pages(block_table)
+    if block_table is not None:
+        o, lse = _of_pages(
+            q, k, v, cu_seqlens_q, cu_seqlens_k.diff(), max_seqlen_q, block_table, scale=softmax_scale, causal=causal,
+            window=_window(window_size), softcap=softcap, alibi_slopes=alibi_slopes, sinks=sinks,
+        )  # fmt: skip
+        return (o, lse, None) if return_attn_probs else o
     result = output(
         q, k, v, seqlens_q=cu_seqlens_q, seqlens_k=cu_seqlens_k, scale=softmax_scale, causal=causal,
         window=_window(window_size), softcap=softcap, alibi_slopes=alibi_slopes, deterministic=deterministic, sinks=sinks,
@@ -306,18 +374,21 @@ def flash_attn_with_kvcache(
     *,
     sinks: Tensor | None = None,
 ) -> Any:
-    """Attention of new queries to keys and values of a cache, without a gradient.
+    """Attention of new queries to keys and values of a cache, to which new ones may be appended, without a gradient.
 
     Args:
         q: Queries, `[batch, seqlen_q, heads, dim]`.
-        k_cache: Keys, `[entries, seqlen_cache, kv_heads, dim]`.
-        v_cache: Values, `[entries, seqlen_cache, kv_heads, dim_v]`.
-        k, v, rotary_cos, rotary_sin: None; new keys are not written into the cache by this call.
-        cache_seqlens: Keys that each entry has, `int32[batch]` or one number; None if all are full.
+        k_cache: Keys, `[entries, seqlen_cache, kv_heads, dim]`; with a block_table pages, `[pages, page, kv_heads, dim]`.
+        v_cache: Values, `[entries, seqlen_cache, kv_heads, dim_v]`; with a block_table `[pages, page, kv_heads, dim_v]`.
+        k: New keys, `[batch, rows, kv_heads, dim]`, which are written into the cache behind its `cache_seqlens` keys, and seen.
+        v: New values, `[batch, rows, kv_heads, dim_v]`.
+        rotary_cos, rotary_sin: Cosines and sines, `[positions, rotary_dim / 2]`, by which new keys and q are rotated; see
+            `append`. Query `i` is at position `cache_seqlens + i` in a causal call or with a window, else at `cache_seqlens`.
+        cache_seqlens: Keys that each entry has before, `int32[batch]` or one number; None if all are full.
         cache_batch_idx: The entry of the cache for each entry of q, `int32[batch]`; None for the one at the same index.
         cache_leftpad: The first key of each entry, `int32[batch]`; None for 0.
-        block_table: None; caches in pages are not served.
-        rotary_interleaved: Not needed.
+        block_table: The pages of each entry, `int32[batch, most]`; see `attention`.
+        rotary_interleaved: Whether elements `2i` and `2i + 1` are rotated as a pair, not `i` and `i + rotary_dim / 2`.
         num_splits: Splits of the keys, 0 for as many as fill the GPU.
         return_softmax_lse: Whether lse is returned, too.
         softmax_scale, causal, window_size, softcap, alibi_slopes, sinks: See `flash_attn_func`.
@@ -327,25 +398,64 @@ def flash_attn_with_kvcache(
 
     Raises:
         ValueError, TypeError: An argument is wrong, alone or beside the others.
-        NotImplementedError: Keys are to be written, or lie in pages.
     """
-    del rotary_interleaved
-    _no_pages(block_table)
-    if any(argument is not None for argument in (k, v, rotary_cos, rotary_sin)):
-        raise NotImplementedError("flash_attn_with_kvcache does not write new keys: k, v and rotary_cos must be None")
+    if (k is None) != (v is None) or (k is None and (rotary_cos is not None or rotary_sin is not None)):
+        raise ValueError("k and v are given both or not, and rotary_cos and rotary_sin beside them alone")
+    if k is not None and cache_seqlens is None:
+        raise ValueError("cache_seqlens is None; it must say where new keys go")
     batch, seqlen_q = q.shape[0], q.shape[1]
+    window = _window(window_size)
     seqlens_q = None
     if cache_seqlens is not None:
         if not isinstance(cache_seqlens, Tensor):
             cache_seqlens = torch.full((batch,), cache_seqlens, dtype=torch.int32, device=q.device)
         seqlens_q = torch.full((batch,), seqlen_q, dtype=torch.int32, device=q.device)
+    if k is not None and v is not None:
+        rotated, cache_seqlens = append(
+            k, v, k_cache, v_cache, q=None if rotary_cos is None else q, lengths=cache_seqlens, pages=block_table,
+            cache_entries=cache_batch_idx, cos=rotary_cos, sin=rotary_sin, interleaved=rotary_interleaved,
+            q_at_first=not causal and max(window) < 0,
+        )  # fmt: skip
+        q = q if rotated is None else rotated
     with torch.no_grad():
         output = attention(
             q, k_cache, v_cache, seqlens_q=seqlens_q, seqlens_k=cache_seqlens, cache_entries=cache_batch_idx,
-            first_keys=cache_leftpad, scale=softmax_scale, causal=causal, window=_window(window_size), softcap=softcap,
+            pages=block_table, first_keys=cache_leftpad, scale=softmax_scale, causal=causal, window=window, softcap=softcap,
             alibi_slopes=alibi_slopes, splits=num_splits, sinks=sinks,
         )  # fmt: skip
     return output if return_softmax_lse else output[0]
+
+
+def _of_pages(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    seqlens_k: Tensor,
+    max_seqlen_q: int,
+    block_table: Tensor,
+    **options: Any,
+) -> tuple[Tensor, Tensor]:
+    """Attention of packed queries to pages, without a gradient: as padded ones, and the host waits for no offset.
+
+    Returns:
+        o, `[total_q, heads, dim_v]`, and lse, `float32[heads, total_q]`.
+    """
+    if q.dim() != 3:
+        raise ValueError(f"q has {q.dim()} axes; it must be [total, heads, dim]")
+    batch, total = cu_seqlens_q.shape[0] - 1, q.shape[0]
+    most = min(max_seqlen_q, total)
+    options |= {"seqlens_q": cu_seqlens_q.diff(), "seqlens_k": seqlens_k, "pages": block_table}
+    with torch.no_grad():
+        if batch * most == total:
+            # All sequences are that long.
+            o, lse = attention(q.unflatten(0, (batch, most)), k, v, **options)
+            return o.flatten(0, 1), lse.transpose(0, 1).flatten(1)
+        rows, row = (torch.arange(count, dtype=torch.int32, device=q.device) for count in (most, total))
+        o, lse = attention(q[(cu_seqlens_q[:-1, None] + rows).clamp(0, total - 1)], k, v, **options)
+        sequence = torch.bucketize(row, cu_seqlens_q[1:-1], right=True)
+        place = (row - cu_seqlens_q[sequence]).clamp(0, most - 1)
+        return o[sequence, place], lse[sequence, :, place].T.contiguous()
 
 
 def _parts(packed: Tensor, name: str, parts: int) -> tuple[Tensor, ...]:
@@ -368,8 +478,3 @@ def _window(window: Any) -> Window:
 def _no_dropout(dropout_p: float) -> None:
     if dropout_p != 0.0:
         raise NotImplementedError(f"dropout_p is {dropout_p}; there is no dropout here, so it must be 0.0")
-
-
-def _no_pages(block_table: Tensor | None) -> None:
-    if block_table is not None:
-        raise NotImplementedError("block_table is given; keys in pages are not served")

@@ -21,9 +21,10 @@ _library.register_torch(str(Path(torch.__file__).parent / "lib"))
 forward = torch.ops.ferroattn.forward.default
 backward = torch.ops.ferroattn.backward.default
 backward_into = torch.ops.ferroattn.backward_into.default
+append = torch.ops.ferroattn.append.default
 
 # Where options are among the arguments of `forward`: tensors first, then numbers.
-_BIAS, _SINKS, _TENSORS = 3, 5, 11
+_BIAS, _SINKS, _TENSORS = 3, 5, 12
 
 # Calls below autograd pass no kernel of Python.
 _below_autograd = getattr(torch._C, "_AutoDispatchBelowAutograd", torch.no_grad)
@@ -61,6 +62,13 @@ def _(q: Tensor, k: Tensor, v: Tensor, *options: Any) -> tuple[Tensor, Tensor]:
     return o, q.new_empty(batch, heads, seqlen, dtype=torch.float32)
 
 
+def _fake_like(tensor: Tensor, heads_first: bool) -> Tensor:
+    if tensor.dim() == 3 or not heads_first:
+        return tensor.new_empty(tensor.shape)
+    batch, heads, seqlen, dim = tensor.shape
+    return tensor.new_empty(batch, seqlen, heads, dim).transpose(1, 2)
+
+
 def _fakes_of_options(q: Tensor, with_bias: bool, with_sinks: bool, bias: Tensor, heads_first: bool) -> list[Tensor]:
     heads = q.shape[2] if q.dim() == 4 and not heads_first else q.shape[1]
     shapes = [bias.shape if with_bias else (0,), (heads,) if with_sinks else (0,)]
@@ -73,14 +81,8 @@ def _(
     with_bias: bool, with_sinks: bool, bias: Tensor, *options: Any,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     heads_first = options[-1]
-
-    def like(tensor: Tensor) -> Tensor:
-        if tensor.dim() == 3 or not heads_first:
-            return tensor.new_empty(tensor.shape)
-        batch, heads, seqlen, dim = tensor.shape
-        return tensor.new_empty(batch, seqlen, heads, dim).transpose(1, 2)
-
-    return like(q), like(k), like(v), *_fakes_of_options(q, with_bias, with_sinks, bias, heads_first)
+    dq, dk, dv = (_fake_like(tensor, heads_first) for tensor in (q, k, v))
+    return dq, dk, dv, *_fakes_of_options(q, with_bias, with_sinks, bias, heads_first)
 
 
 @torch.library.register_fake("ferroattn::backward_into")
@@ -90,6 +92,12 @@ def _(
     with_bias: bool, with_sinks: bool, bias: Tensor, *options: Any,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     return tuple(_fakes_of_options(q, with_bias, with_sinks, bias, options[-1]))
+
+
+@torch.library.register_fake("ferroattn::append")
+def _(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, q: Tensor | None, *options: Any) -> tuple[Tensor, Tensor]:
+    rotated = k.new_empty(0) if q is None else _fake_like(q, options[-1])
+    return rotated, k.new_empty(k.shape[0] if k.dim() == 4 else 1, dtype=torch.int32)
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -106,7 +114,7 @@ def _gradient(ctx: Any, d_o: Tensor | None, d_lse: Tensor | None) -> tuple[Tenso
         d_o = torch.zeros_like(o)
     with_bias, with_sinks = ctx.needs_input_grad[_BIAS], ctx.needs_input_grad[_SINKS]
     dq, dk, dv, d_bias, d_sinks = backward(d_o, d_lse, q, k, v, o, lse, with_bias, with_sinks, *tensors, *ctx.numbers)
-    others = (None,) * (5 + len(ctx.numbers))
+    others = (None,) * (6 + len(ctx.numbers))
     d_bias = d_bias.to(tensors[0].dtype) if with_bias else None
     return dq, dk, dv, d_bias, None, d_sinks if with_sinks else None, *others
 
@@ -163,10 +171,11 @@ def call_for_output(*inputs: Any) -> tuple[Tensor, Tensor]:
 
     Raises: as `call`.
     """
-    q, k, v, bias, mask, sinks, alibi, seqlens_q, seqlens_k, first_keys, cache_entries, *numbers = inputs
+    q, k, v, bias, mask, sinks, alibi, seqlens_q, seqlens_k, first_keys, cache_entries, pages, *numbers = inputs
     if (
         first_keys is not None
         or cache_entries is not None
+        or pages is not None
         or (mask is not None and (bias is not None or mask.dtype != torch.bool))
         or (bias is not None and bias.dtype == torch.bool)
         or (sinks is not None and sinks.requires_grad)
@@ -214,3 +223,21 @@ def call_into(*inputs: Any) -> tuple[Tensor, Tensor]:
             return backward_into(*inputs)
     except RuntimeError as error:
         fail(error)
+
+
+def call_append(*inputs: Any) -> tuple[Tensor, Tensor]:
+    """The operator `append` by its arguments in their order, all of them, without a gradient.
+
+    Raises: as `call`.
+    """
+    if torch.compiler.is_compiling() or type(inputs[0]) not in _PLAIN:
+        with torch.no_grad():
+            return append(*inputs)
+    try:
+        with _below_autograd():
+            outputs = append(*inputs)
+    except RuntimeError as error:
+        fail(error)
+    # A gradient that has kept a cache must not use it now.
+    torch.autograd.graph.increment_version(inputs[2:4])
+    return outputs

@@ -34,8 +34,9 @@ from flash_attn.bert_padding import pad_input, unpad_input
 from flash_attn.flash_attn_interface import _flash_attn_forward, _flash_attn_varlen_backward
 from flash_attn.layers.rotary import apply_rotary_emb
 print(flash_attn_func is ferroattn.flash_attn_func, flash_attn.__version__)
+print(flash_attn.flash_attn_with_kvcache is ferroattn.flash_attn_with_kvcache)
 """)
-    assert found == "True 2.8.4"
+    assert found == "True 2.8.4\nTrue"
 
 
 def test_an_installed_one_stays(tmp_path: Path) -> None:

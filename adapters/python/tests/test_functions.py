@@ -249,8 +249,6 @@ def test_wrong_arguments(device: str) -> None:
         (ValueError, lambda: ferroattn.attention(q, k, v, splits=-1)),
         (ValueError, lambda: ferroattn.flash_attn_qkvpacked_func(q)),
         (NotImplementedError, lambda: flash(q, k, v, dropout_p=0.1)),
-        (NotImplementedError, lambda: ferroattn.flash_attn_with_kvcache(q, k, v, k=k, v=v)),
-        (NotImplementedError, lambda: ferroattn.flash_attn_with_kvcache(q, k, v, block_table=cu)),
     ]
     if device != "cpu":
         wrong.append((ValueError, lambda: flash(q, k.cpu(), v)))

@@ -33,7 +33,7 @@ def arguments(
     cu: Tensor | None = None, heads_first: bool = False,
 ) -> tuple[Any, ...]:  # fmt: skip
     """Arguments of the operator `forward`."""
-    return (q, k, v, bias, None, sinks, None, cu, cu, None, None, None, True, -1, -1, 0.0, 0, True, heads_first)
+    return (q, k, v, bias, None, sinks, None, cu, cu, None, None, None, None, True, -1, -1, 0.0, 0, True, heads_first)
 
 
 def test_checks_of_pytorch(device: str) -> None:
@@ -56,6 +56,20 @@ def test_checks_of_pytorch(device: str) -> None:
     torch.library.opcheck(operators.backward_into, (*given, *passed))
 
 
+@pytest.mark.parametrize("heads_first", [False, True])
+def test_checks_of_appending(device: str, heads_first: bool) -> None:
+    q, k, v = inputs_on(device, 2, heads_first)
+    caches = inputs_on(device, 9, heads_first)[1:]
+    lengths = torch.tensor([7, 0], dtype=torch.int32, device=device)
+    angles = torch.rand(9, 8, device=device)
+    for of_q, cos in ((q, angles), (None, None)):
+        call = (k, v, *caches, of_q, lengths, None, None, None, None, cos, cos, False, False, heads_first)
+        torch.library.opcheck(operators.append, call)
+    packed = (k[0], v[0], *caches, q[0], None, None, None, torch.arange(k.shape[1], device=device)[:2], None, angles, angles)
+    if not heads_first:
+        torch.library.opcheck(operators.append, (*packed, True, True, False))
+
+
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_compiled(device: str, dynamic: bool) -> None:
     torch._dynamo.reset()
@@ -75,6 +89,34 @@ def test_compiled(device: str, dynamic: bool) -> None:
         a = [found, *torch.autograd.grad(found, inputs, d_o)]
         b = [expected, *torch.autograd.grad(expected, inputs, d_o)]
         assert_close(a, b, inputs[0].dtype)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_compiled_steps(device: str, dynamic: bool) -> None:
+    """A step of decoding in a compiled program writes the caches, contiguous and in pages, and packed queries see pages."""
+    torch._dynamo.reset()
+    table = torch.tensor([[3, 0, 5], [1, 4, 2]], dtype=torch.int32, device=device)
+    angles = torch.rand(48, 8, device=device)
+
+    def program(q: Tensor, k: Tensor, v: Tensor, caches: list[Tensor], lengths: Tensor) -> list[Tensor]:
+        options: dict[str, Any] = {"rotary_cos": angles.cos(), "rotary_sin": angles.sin(), "causal": True}
+        o = ferroattn.flash_attn_with_kvcache(q * 2, *caches[:2], k, v, cache_seqlens=lengths, **options)
+        options["block_table"] = table
+        of_pages = ferroattn.flash_attn_with_kvcache(q, *caches[2:], k, v, cache_seqlens=3, **options)
+        rows = q.shape[0] * q.shape[1]
+        cu = torch.tensor([0, rows - 1, rows], dtype=torch.int32, device=device)
+        packed = ferroattn.flash_attn_varlen_func(q.flatten(0, 1), *caches[2:], cu, 3 * cu, rows - 1, 48, block_table=table)
+        return [o.sin(), of_pages, packed]
+
+    compiled = torch.compile(program, fullgraph=True, dynamic=dynamic)
+    for rows in (2, 3, 5):
+        inputs = inputs_on(device, rows, wanted=True)
+        caches = [torch.randn(*shape, 2, 32, device=device).to(inputs[0].dtype) for shape in [(2, 48)] * 2 + [(6, 16)] * 2]
+        lengths = torch.tensor([40, 0], dtype=torch.int32, device=device)
+        copies = [cache.clone() for cache in caches]
+        found, expected = compiled(*inputs, caches, lengths), program(*inputs, copies, lengths)
+        assert_close(found, expected, inputs[0].dtype)
+        assert_close(caches, copies, inputs[0].dtype)
 
 
 def test_saved_tensors_elsewhere(device: str) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 from .. import operators
 from ..functions import (
     _no_dropout,
-    _no_pages,
+    _of_pages,
     flash_attn_func,
     flash_attn_kvpacked_func,
     flash_attn_qkvpacked_func,
@@ -81,15 +81,23 @@ def _flash_attn_varlen_forward(
     zero_tensors: bool = False,
     num_splits: int = 0,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The forward pass on packed sequences, `[total, heads, dim]`.
+    """The forward pass on packed sequences, `[total, heads, dim]`; keys and values may lie in pages of a block_table.
 
     Returns:
         o, lse `float32[heads, total_q]`, and two tensors of a dropout that is none.
     """
     _no_dropout(dropout_p)
-    _no_pages(block_table)
-    if leftpad_k is not None or seqused_k is not None:
-        raise NotImplementedError("leftpad_k and seqused_k are not served beside offsets of packed sequences")
+    if leftpad_k is not None:
+        raise NotImplementedError("leftpad_k is not served beside offsets of packed sequences")
+    if block_table is not None:
+        seqlens_k = cu_seqlens_k.diff() if seqused_k is None else seqused_k
+        o, lse = _of_pages(
+            q, k, v, cu_seqlens_q, seqlens_k, max_seqlen_q, block_table, scale=softmax_scale, causal=causal,
+            window=(window_size_left, window_size_right), softcap=softcap, alibi_slopes=alibi_slopes, splits=num_splits,
+        )  # fmt: skip
+        return o, lse, q.new_empty(0), _no_state(q)
+    if seqused_k is not None:
+        raise NotImplementedError("seqused_k is served beside a block_table alone")
     o, lse = _forward(
         q, k, v, cu_seqlens_q, cu_seqlens_k, None, softmax_scale, causal, window_size_left, window_size_right, softcap,
         alibi_slopes, num_splits,
@@ -172,7 +180,7 @@ def _forward(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     with torch.no_grad():
         return operators.call(
-            q, k, v, None, None, None, alibi_slopes, seqlens_q, seqlens_k, first_keys, None,
+            q, k, v, None, None, None, alibi_slopes, seqlens_q, seqlens_k, first_keys, None, None,
             scale, causal, left, right, softcap, splits, True, False,
         )  # fmt: skip
 
@@ -186,7 +194,7 @@ def _backward(
     given = (dq, dk, dv)
     gradients = [torch.empty_like(x) if d is None else d for d, x in zip(given, (q, k, v), strict=True)]
     options: tuple[Any, ...] = (
-        None, None, None, alibi_slopes, seqlens_q, seqlens_k, None, None,
+        None, None, None, alibi_slopes, seqlens_q, seqlens_k, None, None, None,
         scale, causal, left, right, softcap, 0, deterministic, False,
     )  # fmt: skip
     with torch.no_grad():

@@ -45,10 +45,7 @@ impl Inputs {
     /// The tensors by address.
     pub fn raw(&self, options: &Options) -> Result<RawInputs, Failure> {
         let form = options.form;
-        let (dtype, place) = (self.q.number("q")?, self.q.place());
-        if dtype == Dtype::F32 && place.is_cuda() {
-            return Err(Failure::dtype("q must be of float16 or bfloat16 on a GPU"));
-        }
+        let (dtype, place) = self.q.computed("q")?;
         let raw = |name, tensor: &Tensor| -> Result<RawTensor, Failure> {
             form.expect(name, tensor)?;
             tensor.expect(name, Type::Number(dtype), place)?;

@@ -9,10 +9,12 @@
 //! | `device` | the library's devices by PyTorch's |
 //! | `options` | options of a call |
 //! | `forward`, `backward` | the passes |
+//! | `append` | new keys and values, written into a cache |
 //! | `native` | calls whose gradient is PyTorch's own code |
 //! | `sdpa` | PyTorch's own operators, replaced |
 //! | `operators` | names and signatures, and their registration |
 
+mod append;
 mod backward;
 mod device;
 mod failure;

@@ -3,7 +3,7 @@
 use super::failure::Failure;
 use super::options::Options;
 use super::shim::{Kernel, StableValue, shim};
-use super::{backward, forward, native};
+use super::{append, backward, forward, native};
 use std::ffi::{CStr, CString, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::null_mut;
@@ -42,6 +42,7 @@ pub fn register() -> Result<(), String> {
     define(&format!(
         "backward_into(Tensor(a!) dq, Tensor(b!) dk, Tensor(c!) dv, {call}) -> (Tensor d_bias, Tensor d_sinks)"
     ))?;
+    define(append::SIGNATURE)?;
     define(
         "carry(Tensor? seqlens_q, Tensor? seqlens_k, Tensor? alibi_slopes, Tensor? sinks) -> ()",
     )?;
@@ -57,6 +58,7 @@ pub fn register() -> Result<(), String> {
         }
         implement(NAMESPACE, device, c"forward", kernel!(forward::operator))?;
         implement(NAMESPACE, device, c"backward", kernel!(backward::operator))?;
+        implement(NAMESPACE, device, c"append", kernel!(append::operator))?;
         let into = kernel!(backward::operator_into);
         implement(NAMESPACE, device, c"backward_into", into)?;
     }

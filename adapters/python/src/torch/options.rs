@@ -27,6 +27,15 @@ impl Form {
         }
     }
 
+    /// The order of axes, if q has so many.
+    pub fn of(rank: usize, heads_first: bool) -> Self {
+        match (rank, heads_first) {
+            (3, _) => Form::Packed,
+            (_, true) => Form::HeadsFirst,
+            (_, false) => Form::RowsFirst,
+        }
+    }
+
     /// Checks the axes of q, k, v or o.
     pub fn expect(self, name: &str, tensor: &Tensor) -> Result<(), Failure> {
         match self {
@@ -137,11 +146,7 @@ impl Numbers {
 
     /// How axes are ordered, if q has so many.
     pub fn form(&self, rank: usize) -> Form {
-        match (rank, self.heads_first) {
-            (3, _) => Form::Packed,
-            (_, true) => Form::HeadsFirst,
-            (_, false) => Form::RowsFirst,
-        }
+        Form::of(rank, self.heads_first)
     }
 }
 
@@ -166,6 +171,8 @@ pub struct Options {
     pub first_keys: Option<Tensor>,
     /// The entry of k and v of each entry.
     pub cache_entries: Option<Tensor>,
+    /// The pages of k and v of each entry.
+    pub pages: Option<Tensor>,
     /// Whether outputs lie in memory as inputs do.
     pub like_inputs: bool,
     /// Keys that are there for the call; the others are seen by no query.
@@ -175,15 +182,15 @@ pub struct Options {
 impl Options {
     /// The options in an operator's signature. None has a default: PyTorch would leave it out of what gradients see.
     pub const SIGNATURE: &'static str = "Tensor? bias, Tensor? mask, Tensor? sinks, Tensor? alibi_slopes, \
-        Tensor? seqlens_q, Tensor? seqlens_k, Tensor? first_keys, Tensor? cache_entries, float? scale, bool causal, \
-        int left, int right, float softcap, int splits, bool deterministic, bool heads_first";
+        Tensor? seqlens_q, Tensor? seqlens_k, Tensor? first_keys, Tensor? cache_entries, Tensor? pages, float? scale, \
+        bool causal, int left, int right, float softcap, int splits, bool deterministic, bool heads_first";
 
     /// Reads them; `rank` is that of q.
     pub fn read(arguments: &mut Arguments, rank: usize) -> Result<Self, Failure> {
         let mut tensor = || arguments.optional_tensor();
         let [bias, mask, sinks, alibi] = [tensor(), tensor(), tensor(), tensor()];
-        let [seqlens_q, seqlens_k, first_keys, cache_entries] =
-            [tensor(), tensor(), tensor(), tensor()];
+        let [seqlens_q, seqlens_k] = [tensor(), tensor()];
+        let [first_keys, cache_entries, pages] = [tensor(), tensor(), tensor()];
         let numbers = Numbers {
             scale: arguments.optional_float(),
             causal: arguments.bool(),
@@ -202,6 +209,7 @@ impl Options {
             seqlens: [seqlens_q, seqlens_k],
             first_keys,
             cache_entries,
+            pages,
             ..Self::new(numbers.attention()?, numbers.form(rank))
         })
     }
@@ -218,6 +226,7 @@ impl Options {
             seqlens: [None, None],
             first_keys: None,
             cache_entries: None,
+            pages: None,
             like_inputs: false,
             keys: None,
         }
@@ -276,6 +285,7 @@ impl Options {
         options.sequences = self.sequences(place)?;
         options.first_keys = numbers("first_keys", self.first_keys.as_ref(), place)?;
         options.cache_entries = numbers("cache_entries", self.cache_entries.as_ref(), place)?;
+        options.pages = pages(self.pages.as_ref(), place)?;
         Ok(options)
     }
 
@@ -310,7 +320,7 @@ fn of_pairs(name: &str, tensor: &Tensor, pairs: [usize; 4]) -> Result<RawTensor,
 }
 
 /// Whole numbers, one for each sequence.
-fn numbers(
+pub fn numbers(
     name: &str,
     tensor: Option<&Tensor>,
     place: Place,
@@ -321,4 +331,14 @@ fn numbers(
     tensor.expect(name, Type::Int32, place)?;
     tensor.expect_rank(name, 1, "a row of numbers")?;
     Ok(Some(tensor.raw([Some(0)])))
+}
+
+/// A table of pages.
+pub fn pages(tensor: Option<&Tensor>, place: Place) -> Result<Option<RawTensor<2>>, Failure> {
+    let Some(tensor) = tensor else {
+        return Ok(None);
+    };
+    tensor.expect("pages", Type::Int32, place)?;
+    tensor.expect_rank("pages", 2, "[batch, most pages]")?;
+    Ok(Some(tensor.raw([Some(0), Some(1)])))
 }

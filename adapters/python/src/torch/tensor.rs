@@ -304,6 +304,17 @@ impl Tensor {
         })
     }
 
+    /// The type that a call computes in, and its device.
+    pub fn computed(&self, name: &str) -> Result<(Dtype, Place), Failure> {
+        let (dtype, place) = (self.number(name)?, self.place());
+        match dtype == Dtype::F32 && place.is_cuda() {
+            true => Err(Failure::dtype(format!(
+                "{name} must be of float16 or bfloat16 on a GPU"
+            ))),
+            false => Ok((dtype, place)),
+        }
+    }
+
     /// Checks type and device.
     pub fn expect(&self, name: &str, of: Type, place: Place) -> Result<(), Failure> {
         if self.dtype_code() != of.code() {
@@ -322,7 +333,7 @@ impl Tensor {
         match self.place() == place {
             true => Ok(()),
             false => Err(Failure::value(format!(
-                "{name} is on another device than q"
+                "{name} is on another device than the other tensors"
             ))),
         }
     }
