@@ -232,15 +232,25 @@ def test_kvcache_appends(device: str, seen: dict[str, Any], page: int | None, in
     assert not found[0].requires_grad
 
 
-def test_kvcache_of_one_length(device: str) -> None:
+@pytest.mark.parametrize("page", [None, 4])
+def test_kvcache_of_one_length(device: str, page: int | None) -> None:
     """A number for cache_seqlens, and first keys."""
     q, k, v = (normal(device, 2, 1, 2, 16) for _ in range(3))
-    caches = [normal(device, 2, 12, 2, 16) for _ in range(2)]
+    kept = [normal(device, 2, 12, 2, 16) for _ in range(2)]
     firsts = numbers([2, 7], device)
-    found = ferroattn.flash_attn_with_kvcache(q, *caches, k, v, cache_seqlens=9, cache_leftpad=firsts, causal=True)
-    assert all(torch.equal(cache[:, 9], new[:, 0]) for cache, new in zip(caches, (k, v), strict=True))
+    options: dict[str, Any] = {"cache_seqlens": 9, "cache_leftpad": firsts, "causal": True}
+    caches = [old.clone() for old in kept]
+    if page is not None:
+        table, count = table_of(device, [12, 12], page)
+        caches = [to_pages(old, [12, 12], table, count, page) for old in kept]
+        options["block_table"] = table
+    found = ferroattn.flash_attn_with_kvcache(q, *caches, k, v, **options)
+    for old, new in zip(kept, (k, v), strict=True):
+        old[:, 9] = new[:, 0]
     lengths = {"seqlens_q": torch.full((2,), 1), "seqlens_k": torch.full((2,), 10)}
-    assert_close([found], [attention(q, *caches, first_keys=firsts, causal=True, **lengths)[0]], q.dtype)
+    assert_close([found], [attention(q, *kept, first_keys=firsts, causal=True, **lengths)[0]], q.dtype)
+    stored = caches if page is None else [from_pages(cache, [12, 12], table) for cache in caches]
+    assert all(torch.equal(a, b) for a, b in zip(stored, kept, strict=True))
 
 
 @pytest.mark.parametrize("page", [None, 4])
