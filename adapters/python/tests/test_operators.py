@@ -176,8 +176,16 @@ def test_nothing_is_leaked() -> None:
     program = """
 import resource, torch, ferroattn
 q = torch.randn(1, 4, 2, 8)
+length, slots = torch.zeros(1, dtype=torch.int32), torch.arange(4)[None]
 def call():
+    ferroattn.append(q, q, q.clone(), q.clone(), q=q, lengths=length, slots=slots, cos=q[0, :, 0, :4], sin=q[0, :, 1, :4])
     o, lse = ferroattn.attention(q, q, q, sinks=torch.zeros(2), bias=torch.zeros(1, 1, 1, 4), causal=True)
+    for keys, pages in ((q[:, :3], None), (q, slots.int())):
+        try:
+            ferroattn.append(q, keys, q, q, slots=slots, pages=pages)
+            raise SystemExit("it was allowed")
+        except ValueError:
+            pass
     try:
         ferroattn.attention(q, q[:, :3], q)
     except ValueError:
