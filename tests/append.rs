@@ -123,6 +123,37 @@ fn cases() -> impl Strategy<Value = AppendCase> {
     })
 }
 
+/// Runs that show faults of the kernel: each place, and each embedding.
+pub fn runs() -> Vec<Box<dyn Fn(&Device) -> Result<(), Failed>>> {
+    let places = [Place::Own, Place::Entries, Place::Pages, Place::Slots];
+    let cases = places.into_iter().enumerate().map(|(n, place)| AppendCase {
+        dtype: Dtype::F16,
+        batch: 2,
+        kv_heads: 2,
+        group: 2,
+        rows: 5,
+        dim: 72,
+        dim_v: 40,
+        page_log2: 1,
+        place,
+        rotary: (n > 0).then_some(Rotary {
+            part: 0.5,
+            interleaved: n == 2,
+            wide: n != 3,
+            at_first: n == 3,
+        }),
+        has_queries: n > 1,
+        has_lengths: place != Place::Slots,
+        has_positions: n > 2,
+        inside: n == 1,
+        seed: n as u64,
+    });
+    let run = |case: AppendCase| -> Box<dyn Fn(&Device) -> Result<(), Failed>> {
+        Box::new(move |device| case.check(device).map(drop))
+    };
+    cases.map(run).collect()
+}
+
 /// A row-major tensor of numbers.
 struct Numbers {
     shape: [usize; 4],

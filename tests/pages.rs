@@ -89,58 +89,66 @@ fn sizes(device: &Device) -> Outcome {
     PASSED
 }
 
-/// Many entries, of which the longest has half of all keys: blocks take parts of about one size. One has no key, and one no query.
+/// Many entries, of which the longest has half of all keys: blocks take parts of about one size.
 fn uneven(device: &Device) -> Outcome {
     for (sinks, window) in [(false, None), (true, None), (true, Some(100))] {
-        let keys: Vec<i32> = (0..40)
-            .map(|i| (1400 / (1 + i * 7 % 40)) * (i != 3) as i32)
-            .collect();
-        let pages = Pages {
-            count: 40 * 88,
-            keys: 16,
-            of: (0..40 * 88).map(|n| n * 1567 % (40 * 88)).collect(),
-        };
-        let case = Case {
-            batch: 40,
-            heads: 6,
-            kv_heads: 2,
-            seqlen_q: 2,
-            seqlen_kv: 88 * 16,
-            dim: 16,
-            causal: true,
-            modifiers: Modifiers {
-                sinks,
-                window: Window {
-                    left: window,
-                    right: None,
-                },
-                sequences: Some(Sequences::Padded {
-                    q: (0..40).map(|i| 2 - i % 3 % 2 - (i == 7) as i32).collect(),
-                    kv: keys,
-                }),
-                pages: Some(pages),
-                ..Modifiers::default()
-            },
-            ..Case::default()
-        };
-        case.check(device)?;
+        uneven_case(sinks, window).check(device)?;
     }
     PASSED
+}
+
+/// Forty entries, of which the longest has half of all keys. One has no key, and one no query.
+pub fn uneven_case(sinks: bool, window: Option<usize>) -> Case {
+    const PAGES: i32 = 88;
+    let keys = (0..40).map(|i| (1400 / (1 + i * 7 % 40)) * i32::from(i != 3));
+    let queries = (0..40).map(|i| 2 - i % 3 % 2 - i32::from(i == 7));
+    Case {
+        batch: 40,
+        heads: 6,
+        kv_heads: 2,
+        seqlen_q: 2,
+        seqlen_kv: 16 * PAGES as usize,
+        dim: 40,
+        causal: true,
+        modifiers: Modifiers {
+            sinks,
+            window: Window {
+                left: window,
+                right: None,
+            },
+            sequences: Some(Sequences::Padded {
+                q: queries.collect(),
+                kv: keys.collect(),
+            }),
+            pages: Some(Pages {
+                count: 40 * PAGES as usize,
+                keys: 16,
+                of: (0..40 * PAGES).map(|n| n * 1567 % (40 * PAGES)).collect(),
+            }),
+            ..Modifiers::default()
+        },
+        ..Case::default()
+    }
 }
 
 /// Numbers of any value, of which kernels take the nearest one: by kernels that decode, and by kernels of many rows.
 fn any_numbers(device: &Device) -> Outcome {
     for (seqlen_q, keys) in [(2, 16), (150, 16), (150, 64)] {
-        let mut case = Case {
-            seqlen_q,
-            ..case(keys)
-        };
-        if let Some(pages) = &mut case.modifiers.pages {
-            pages.of[..4].copy_from_slice(&[i32::MIN, 9, i32::MAX, -1]);
-        }
-        case.check(device)?;
+        wild_case(seqlen_q, keys).check(device)?;
     }
     PASSED
+}
+
+/// A [`case`] of so many queries, with numbers that no page has.
+pub fn wild_case(seqlen_q: usize, keys: usize) -> Case {
+    let mut case = Case {
+        seqlen_q,
+        ..case(keys)
+    };
+    if let Some(pages) = &mut case.modifiers.pages {
+        pages.of[..4].copy_from_slice(&[i32::MIN, 9, i32::MAX, -1]);
+    }
+    case
 }
 
 /// Kernels for wide heads, from copies of pages whose rows are not aligned, too.

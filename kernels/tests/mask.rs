@@ -251,7 +251,7 @@ prop_compose! {
     {
         let per_split = 16 * per_split;
         let first = number % keys.div_ceil(per_split) * per_split;
-        let split = Split { first, keys: per_split.min(keys - first) };
+        let split = Split { first, keys: per_split.min(keys - first), is_first: first == 0 };
         Case { queries, keys, split }
     }
 }
@@ -299,7 +299,11 @@ proptest! {
 fn the_longest_sequences_do_not_overflow() {
     let longest = MAX_SEQLEN;
     for (queries, keys) in [(longest, longest), (longest, 1), (1, longest)] {
-        let split = Split { first: 0, keys };
+        let split = Split {
+            first: 0,
+            keys,
+            is_first: true,
+        };
         let case = Case {
             queries,
             keys,
@@ -338,6 +342,7 @@ fn the_longest_sequences_do_not_overflow() {
     let split = Split {
         first,
         keys: longest - first,
+        is_first: false,
     };
     let case = Case {
         queries: longest,

@@ -16,6 +16,7 @@ mod merge;
 mod options;
 mod pack;
 mod packed;
+mod pages;
 #[cfg(feature = "ladder")]
 mod rungs;
 mod shared_rows;
@@ -70,6 +71,7 @@ pub fn tests() -> Vec<Test> {
         backward::MUTANTS,
         far::MUTANTS,
         packed::MUTANTS,
+        pages::MUTANTS,
         #[cfg(feature = "ladder")]
         rungs::MUTANTS,
     ];
@@ -129,7 +131,10 @@ impl Subject {
         let (runs, switches) = match (options::runs(kernel), far::runs(name)) {
             (Some(runs), _) => (Some(runs), options::switches(name)),
             (None, Some((runs, switches))) => (Some(runs), switches),
-            (None, None) => (None, Switches::NONE),
+            (None, None) => match pages::runs(name) {
+                Some((runs, switches)) => (Some(runs), switches),
+                None => (None, Switches::NONE),
+            },
         };
         Subject {
             entry: Entry {
@@ -252,6 +257,9 @@ fn runs(mutated: &'static Kernel) -> Vec<Run> {
         ..Case::default()
     };
     let mut runs = runs_like(&case);
+    if mutated.name == pages::COMBINE {
+        runs.extend(pages::runs_of_units());
+    }
     // Cases have margins around their tensors; these copies are of whole buffers.
     if let Family::Auxiliary(Auxiliary::Pack) = mutated.family {
         runs.push(Box::new(|device| {

@@ -23,7 +23,7 @@ const PREPARE: &str = "backward_f16_prepare";
 const BLOCKS: &str = "blocks";
 
 /// Turns a switch off.
-fn off(line: &str) -> String {
+pub fn off(line: &str) -> String {
     let values = [", 1;", ", 2;", ", 3;"];
     values
         .iter()
@@ -31,7 +31,7 @@ fn off(line: &str) -> String {
 }
 
 /// Reads 0 in place of a parameter.
-fn zero(line: &str) -> String {
+pub fn zero_parameter(line: &str) -> String {
     let (register, _) = line.split_once(',').expect("a register");
     format!("{}, 0;", register.replace("ld.param", "mov"))
 }
@@ -155,21 +155,21 @@ pub const MUTANTS: &[Mutant] = &[
         kernel: RANGES,
         pattern: "ranges_param_0+32]",
         which: All,
-        change: zero,
+        change: zero_parameter,
     },
     Mutant {
         what: "slopes of the first sequence for all",
         kernel: RANGES,
         pattern: "ranges_param_0+48]",
         which: All,
-        change: zero,
+        change: zero_parameter,
     },
     Mutant {
         what: "slopes of the first head for all",
         kernel: RANGES,
         pattern: "ranges_param_0+56]",
         which: All,
-        change: zero,
+        change: zero_parameter,
     },
     Mutant {
         what: "slopes of queries not written",
@@ -501,6 +501,9 @@ pub fn runs(kernel: &Kernel) -> Option<Vec<Run>> {
         forward.into_iter().chain(backward)
     });
     let mut runs: Vec<_> = runs.collect();
+    if kernel.name == RANGES {
+        runs.extend(super::pages::runs_of_units());
+    }
     if kernel.name == SUMS {
         // More key tiles, which take turns.
         runs.push(same_bits(BackwardCase::from(long)));

@@ -8,12 +8,9 @@
 #[cfg_attr(not(target_arch = "nvptx64"), derive(bytemuck::NoUninit))]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PagesRef {
-    /// Device address of `i32[batch + 1]`: where the numbers of each batch entry begin, and end; 0 where they are
-    /// [a stride](Self::batch_stride) apart.
-    pub offsets: u64,
-    /// Numbers from a batch entry's first page to the next one's, without [`offsets`](Self::offsets).
+    /// Numbers from a batch entry's first page to the next one's.
     pub batch_stride: i64,
-    /// Numbers of a batch entry or, with [`offsets`](Self::offsets), of all: at least 1.
+    /// Numbers of a batch entry: at least 1.
     pub count: u32,
     /// Keys of a page, as the exponent of a power of 2.
     pub keys_log2: u32,

@@ -181,27 +181,12 @@ unsafe fn entry(params: &AppendParams, batch: u32, page: u64) -> i64 {
     if params.table == 0 {
         return if page == 0 { i64::from(batch) } else { -1 };
     }
-    let mut first = i64::from(batch) * pages.batch_stride;
-    let mut count = pages.count as i32;
-    // SAFETY: the caller's promise: a number is loaded if it is there.
-    unsafe {
-        if pages.offsets != 0 {
-            let offsets = pages.offsets + 4 * u64::from(batch);
-            let start = load_i32(offsets).max(0);
-            count = load_i32(offsets + 4)
-                .min(count)
-                .saturating_sub(start)
-                .max(0);
-            first = i64::from(start);
-        }
-        match page < count as u64 {
-            true => {
-                let index = first + page as i64;
-                load_i32(params.table.wrapping_add_signed(4 * index)).into()
-            }
-            false => -1,
-        }
+    if page >= u64::from(pages.count) {
+        return -1;
     }
+    let index = i64::from(batch) * pages.batch_stride + page as i64;
+    // SAFETY: the caller's promise.
+    unsafe { load_i32(params.table.wrapping_add_signed(4 * index)).into() }
 }
 
 /// # Safety

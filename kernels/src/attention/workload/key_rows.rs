@@ -161,15 +161,10 @@ impl Table {
     #[inline(always)]
     fn new(params: &ForwardParams, batch: u32) -> Self {
         let (options, pages) = (&params.options, &params.options.pages);
-        let (mut first, mut last) = (i64::from(batch) * pages.batch_stride, pages.count - 1);
-        if pages.offsets != 0 {
-            // SAFETY: a launch with offsets has one for each batch entry; they are moved to what the table has.
-            let start = unsafe { load_entry(pages.offsets + 4 * u64::from(batch), pages.count) };
-            (first, last) = (i64::from(start), last - start);
-        }
+        let first = i64::from(batch) * pages.batch_stride;
         Table {
             address: options.cache.wrapping_add_signed(4 * first),
-            last,
+            last: pages.count - 1,
             pages: options.cache_entries,
             keys_log2: pages.keys_log2,
             box_keys: pages.box_keys,
