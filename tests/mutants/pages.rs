@@ -1,6 +1,6 @@
 //! Kernels that read pages and units, and the one that appends.
 
-use super::change::{always_first, always_last, remove, zero};
+use super::change::{always_first, remove, zero};
 use super::options::{off, zero_parameter};
 use super::{
     Mutant, Run,
@@ -47,11 +47,11 @@ pub const MUTANTS: &[Mutant] = &[
         change: off,
     },
     Mutant {
-        what: "numbers of pages that do not exist",
+        what: "the first page in place of all",
         kernel: DECODE,
-        pattern: "min.s32",
-        which: Last,
-        change: always_last,
+        pattern: "ld.global.b32",
+        which: All,
+        change: zero,
     },
     Mutant {
         what: "units that end with their entry",
@@ -64,7 +64,7 @@ pub const MUTANTS: &[Mutant] = &[
         what: "units of entries not counted up",
         kernel: RANGES,
         pattern: "shfl.sync.idx",
-        which: Nth(1),
+        which: Nth(7),
         change: zero,
     },
     Mutant {
@@ -134,7 +134,7 @@ pub const MUTANTS: &[Mutant] = &[
         what: "elements behind those that turn",
         kernel: APPEND,
         pattern: "st.global.b16",
-        which: Last,
+        which: Nth(2),
         change: remove,
     },
     Mutant {
