@@ -9,7 +9,7 @@
 #include <stdint.h>
 
 // Version of the interface that the header describes: a higher number has more functions, more fields or more values.
-#define FERROATTN_VERSION 1
+#define FERROATTN_VERSION 2
 
 // How a call ended. Of all but `FERROATTN_STATUS_OK`, `ferroattn_last_error` has the reason.
 enum FerroattnStatus
@@ -119,6 +119,55 @@ typedef struct FerroattnTensor {
   int64_t strides[4];
 } FerroattnTensor;
 
+// Tensors of new keys and values, the cache that gets them, and options. Zeros turn an option off, and flags are 0 or 1.
+//
+// New row `i` of entry `b` becomes key `lengths[b] + i`: of entry `b` of the cache, of entry `cache_entries[b]`, or of the
+// pages of row `b` of the table. Or `slots` says where each row goes. A call has one of these three at most.
+typedef struct FerroattnAppend {
+  // `sizeof(FerroattnAppend)`.
+  uint32_t struct_size;
+  // The `FerroattnDtype` of k, v, k_cache, v_cache, q and rotated.
+  uint32_t dtype;
+  // New keys, `[batch, kv_heads, rows, dim]`; like all tensors of four axes, with stride 1 in the last one.
+  struct FerroattnTensor k;
+  // New values, `[batch, kv_heads, rows, dim_v]`.
+  struct FerroattnTensor v;
+  // Keys of the cache, an output: `[entries or pages, kv_heads, keys, dim]`.
+  struct FerroattnTensor k_cache;
+  // Values of the cache, an output: `[entries or pages, kv_heads, keys, dim_v]`.
+  struct FerroattnTensor v_cache;
+  // Queries `[batch, heads, any rows, dim]`, which are rotated like the keys.
+  const struct FerroattnTensor *q;
+  // Rotated queries, an output of q's shape; q's own place is fine.
+  const struct FerroattnTensor *rotated;
+  // The pages of each entry of the batch, `int32[batch, most]` with stride 1 in the last axis. A page has a power of 2 of keys.
+  const struct FerroattnTensor *pages;
+  // The entry of the cache for each entry of the batch, `int32[batch]` with stride 1.
+  const struct FerroattnTensor *cache_entries;
+  // How many keys each entry of the batch has before, `int32[batch]` with stride 1; NULL for none.
+  const struct FerroattnTensor *lengths;
+  // How many keys each entry has behind, another output, `int32[batch]` with stride 1, in memory of its own.
+  const struct FerroattnTensor *new_lengths;
+  // Where each new row goes, `int64[batch, rows]` with stride 1 in the last axis: row `slot % keys` of entry or page
+  // `slot / keys`; nowhere if it is negative.
+  const struct FerroattnTensor *slots;
+  // The position of each new row, and of the query beside it, `int32[batch, rows]` with stride 1 in the last axis; NULL for
+  // `lengths[b] + i`.
+  const struct FerroattnTensor *positions;
+  // Cosines of a rotary embedding, `[positions, rotary_dim / 2]` with stride 1 in the last axis.
+  const struct FerroattnTensor *cos;
+  // Sines, of the cosines' shape.
+  const struct FerroattnTensor *sin;
+  // The `FerroattnDtype` of cosines and sines: `F32`, or that of the rows.
+  uint32_t rotary_dtype;
+  // Whether elements `2i` and `2i + 1` are a pair; otherwise `i` and `i + rotary_dim / 2` are.
+  uint32_t interleaved;
+  // Whether all queries of an entry have the position of the first one; otherwise row `i` is `i` positions behind.
+  uint32_t q_at_first;
+  // Whether a GPU checks all numbers before it writes, and the call waits for that. The CPU always does.
+  uint32_t check_lengths;
+} FerroattnAppend;
+
 // Options of a call; `ferroattn_options_init` turns all off. Flags are 0 or 1.
 //
 // Tensors have full shapes: an axis that an option does not have is repeated, with a stride of 0. NULL turns an option off.
@@ -139,7 +188,7 @@ typedef struct FerroattnOptions {
   uint32_t splits;
   // Whether gradients are the same bits in every run.
   uint32_t deterministic;
-  // Whether a GPU checks the numbers of sequences, first keys and entries before it computes. The CPU always does.
+  // Whether a GPU checks the numbers of sequences, first keys, entries and pages before it computes. The CPU always does.
   uint32_t check_lengths;
   // Which `FerroattnSequences` the call has.
   uint32_t sequences;
@@ -166,6 +215,10 @@ typedef struct FerroattnOptions {
   // The entry of k and v for each entry of the batch, `int32[batch]` with stride 1: k and v have any number of entries. Such a
   // call has no gradients.
   const struct FerroattnTensor *cache_entries;
+  // The pages of each entry of the batch, `int32[batch, most]` with stride 1 in the last axis: k and v are
+  // `[pages, kv_heads, page, dim]`, and key `j` is row `j % page` of page `table[batch, j / page]`. A page has a power of 2 of keys,
+  // and seqlen_kv is `most * page`. Such a call has no gradients. Since version 2.
+  const struct FerroattnTensor *pages;
 } FerroattnOptions;
 
 // Tensors of a backward pass, and the options that its forward pass had.
@@ -279,6 +332,28 @@ extern "C" {
 
 // Version of the interface that the library has, to compare with `FERROATTN_VERSION` of the header.
 uint32_t ferroattn_version(void);
+
+// Plans a call that appends, and writes the plan's handle. Plans may be made for tensors at address 0.
+//
+// # Safety
+// `device` is NULL or an open device's, `args` and what it points to are NULL or valid. `plan` is NULL or may be written.
+FerroattnStatus ferroattn_plan_append(const struct FerroattnDevice *device,
+                                      const struct FerroattnAppend *args,
+                                      struct FerroattnPlan **plan);
+
+// Copies new keys and values to a cache, the keys rotated, without a workspace. On a GPU the call returns before the work is done.
+//
+// The stream is as for `ferroattn_forward`, which then reads the cache with the same pages or entries, and with new_lengths.
+//
+// # Safety
+// - `device` is NULL or an open device's; `args` and what it points to are NULL or valid during the call.
+// - Each element of the tensors is live memory of the device until the work is done. Elements have the types that the struct says.
+// - Until then nothing else writes inputs, or touches the caches, rotated or new_lengths. None of these holds elements of other
+//   tensors, but rotated may be q.
+// - The stream is NULL or a live one of the device's primary context.
+FerroattnStatus ferroattn_append(const struct FerroattnDevice *device,
+                                 const struct FerroattnAppend *args,
+                                 void *stream);
 
 // Plans a backward pass, and writes the plan's handle. Plans may be made for tensors at address 0.
 //

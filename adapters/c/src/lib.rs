@@ -2,8 +2,9 @@
 //!
 //! Each function reads what C gave it into types of the library, and calls it. The files are those of the interface's
 //! types: a [`device`], its [`memory`], [`tensor`]s, [`options`], the [`forward`] and [`backward`] passes, the
-//! [`merge`] of their parts, and [`plan`]s. [`status`] has errors, and keeps panics from the border.
+//! [`merge`] of their parts, what is [`append`]ed to a cache, and [`plan`]s. [`status`] has errors, and keeps panics from the border.
 
+pub mod append;
 pub mod backward;
 pub mod device;
 pub mod forward;
@@ -17,7 +18,7 @@ pub mod tensor;
 mod work;
 
 /// Version of the interface that the header describes: a higher number has more functions, more fields or more values.
-pub const FERROATTN_VERSION: u32 = 1;
+pub const FERROATTN_VERSION: u32 = 2;
 
 /// Version of the interface that the library has, to compare with `FERROATTN_VERSION` of the header.
 #[unsafe(no_mangle)]

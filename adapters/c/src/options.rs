@@ -5,6 +5,7 @@ use crate::status::{Failure, FerroattnStatus, guarded};
 use crate::tensor::{FerroattnTensor, Use, dtype};
 use ferroattn::{Attention, RawBias, RawMask, RawOptions, RawSequences, Sequences};
 use std::ffi::c_char;
+use std::mem::offset_of;
 use std::ptr::null;
 
 /// Types of a mask's elements.
@@ -51,7 +52,7 @@ pub struct FerroattnOptions {
     pub splits: u32,
     /// Whether gradients are the same bits in every run.
     pub deterministic: u32,
-    /// Whether a GPU checks the numbers of sequences, first keys and entries before it computes. The CPU always does.
+    /// Whether a GPU checks the numbers of sequences, first keys, entries and pages before it computes. The CPU always does.
     pub check_lengths: u32,
     /// Which `FerroattnSequences` the call has.
     pub sequences: u32,
@@ -78,12 +79,16 @@ pub struct FerroattnOptions {
     /// The entry of k and v for each entry of the batch, `int32[batch]` with stride 1: k and v have any number of entries. Such a
     /// call has no gradients.
     pub cache_entries: *const FerroattnTensor,
+    /// The pages of each entry of the batch, `int32[batch, most]` with stride 1 in the last axis: k and v are
+    /// `[pages, kv_heads, page, dim]`, and key `j` is row `j % page` of page `table[batch, j / page]`. A page has a power of 2 of keys,
+    /// and seqlen_kv is `most * page`. Such a call has no gradients. Since version 2.
+    pub pages: *const FerroattnTensor,
 }
 
 // SAFETY: numbers and pointers, the size first.
 unsafe impl Parameters for FerroattnOptions {
     const NAME: &'static str = "FerroattnOptions";
-    const SIZES: &'static [usize] = &[size_of::<Self>()];
+    const SIZES: &'static [usize] = &[offset_of!(Self, pages), size_of::<Self>()];
 }
 
 impl Default for FerroattnOptions {
@@ -110,6 +115,7 @@ impl Default for FerroattnOptions {
             sequences_kv: null(),
             first_keys: null(),
             cache_entries: null(),
+            pages: null(),
         }
     }
 }
@@ -195,6 +201,7 @@ impl FerroattnOptions {
             options.sequences = self.sequences(of)?;
             options.first_keys = optional(of, "first_keys", self.first_keys, 4)?;
             options.cache_entries = optional(of, "cache_entries", self.cache_entries, 4)?;
+            options.pages = optional(of, "pages", self.pages, 4)?;
         }
         Ok(options)
     }
@@ -248,7 +255,7 @@ pub(crate) unsafe fn optional<const R: usize>(
         .transpose()
 }
 
-fn flag(number: u32, name: &str) -> Result<bool, Failure> {
+pub(crate) fn flag(number: u32, name: &str) -> Result<bool, Failure> {
     match number {
         0 => Ok(false),
         1 => Ok(true),

@@ -1,5 +1,6 @@
 //! The functions of the interface, called as C calls them.
 
+mod append;
 mod arguments;
 mod case;
 mod emulated;
