@@ -61,6 +61,7 @@ def attention(
     seqlens_k: Any = None,
     first_keys: Any = None,
     cache_entries: Any = None,
+    pages: Any = None,
     scale: float | None = None,
     causal: bool = False,
     window: Window = _NO_WINDOW,
@@ -83,6 +84,9 @@ def attention(
         seqlens_k: Lengths or offsets of keys; both are given or none.
         first_keys: The first key of each entry of the batch, `int32[batch]`.
         cache_entries: The entry of k and v for each entry of q, `int32[batch]`; such a call has no gradient.
+        pages: The pages of k and v for each entry of q, `int32[batch, most]`: k is `[pages, page, kv_heads, dim]`, v alike, the
+            keys of a page a power of 2. Key `j` is row `j % page` of page `pages[b, j // page]`, and seqlen_k is `most * page`.
+            Numbers of pages behind an entry's last key may be any. Such a call has no gradient.
         scale: Factor of scores, `1 / sqrt(dim)` if it is None.
         causal: Whether query `i` sees only keys up to `i + seqlen_k - seqlen_q`.
         window: Keys before and after a query's own that it sees; -1 is no bound.
@@ -99,7 +103,7 @@ def attention(
     call = _Call(q, k, v, heads_first)
     call.set_numbers(scale, causal, window, softcap)
     call.set_arrays(bias, mask, sinks, alibi_slopes)
-    call.set_lengths(seqlens_q, seqlens_k, first_keys, cache_entries)
+    call.set_lengths(seqlens_q, seqlens_k, first_keys, cache_entries, pages)
     o = np.empty((*call.q.shape[:-1], call.v.shape[-1]), call.q.dtype)
     lse = np.empty(call.rows, np.float32)
     _run("ferroattn_forward", call.args(_Forward, o=call.tensor("o", o), lse=call.tensor_of_rows("lse", lse)))
@@ -123,6 +127,7 @@ def attention_backward(
     seqlens_k: Any = None,
     first_keys: Any = None,
     cache_entries: Any = None,
+    pages: Any = None,
     scale: float | None = None,
     causal: bool = False,
     window: Window = _NO_WINDOW,
@@ -137,7 +142,7 @@ def attention_backward(
         o, lse: Its results.
         d_lse: Gradient of lse, of its shape and type; None for zeros.
         bias, mask, sinks, alibi_slopes, seqlens_q, seqlens_k, first_keys: The forward call's options; see `attention`.
-        cache_entries: None; a call with them has no gradient.
+        cache_entries, pages: None; a call with them has no gradient.
         scale, causal, window, softcap, heads_first: The forward call's options; see `attention`.
 
     Returns:
@@ -145,15 +150,16 @@ def attention_backward(
 
     Raises:
         ValueError, TypeError: An argument is wrong, alone or beside the others.
-        NotImplementedError: There are cache_entries.
+        NotImplementedError: There are cache_entries or pages.
         MemoryError: Memory ran out.
     """
-    if cache_entries is not None:
-        raise NotImplementedError("there are no gradients of a call with cache_entries")
+    for name, numbers in [("cache_entries", cache_entries), ("pages", pages)]:
+        if numbers is not None:
+            raise NotImplementedError(f"there are no gradients of a call with {name}")
     call = _Call(q, k, v, heads_first)
     call.set_numbers(scale, causal, window, softcap)
     bias, sinks = call.set_arrays(bias, mask, sinks, alibi_slopes)
-    call.set_lengths(seqlens_q, seqlens_k, first_keys, None)
+    call.set_lengths(seqlens_q, seqlens_k, first_keys, None, None)
     dq, dk, dv = (np.empty(array.shape, array.dtype) for array in (call.q, call.k, call.v))
     args = call.args(
         _Backward,
@@ -213,6 +219,7 @@ class _Options(ctypes.Structure):
         ("sequences_kv", _TensorPointer),
         ("first_keys", _TensorPointer),
         ("cache_entries", _TensorPointer),
+        ("pages", _TensorPointer),
     ]
 
 
@@ -309,23 +316,25 @@ class _Call:
             options.alibi = ctypes.pointer(self.keep(alibi))
         return bias, sinks
 
-    def set_lengths(self, seqlens_q: Any, seqlens_k: Any, first_keys: Any, cache_entries: Any) -> None:
-        """Sets the options that are numbers of each sequence."""
+    def set_lengths(self, seqlens_q: Any, seqlens_k: Any, first_keys: Any, cache_entries: Any, pages: Any) -> None:
+        """Sets the options that are whole numbers of each sequence."""
         options = self.options
         if (seqlens_q is None) != (seqlens_k is None) or (self._packed and seqlens_q is None):
             what = "packed sequences need the offsets" if self._packed else "padded sequences need the lengths"
             raise ValueError(f"{what} of both queries and keys")
         if seqlens_q is not None:
             options.sequences = _PACKED if self._packed else _PADDED
-        for field, name, numbers in [
-            ("sequences_q", "seqlens_q", seqlens_q),
-            ("sequences_kv", "seqlens_k", seqlens_k),
-            ("first_keys", "first_keys", first_keys),
-            ("cache_entries", "cache_entries", cache_entries),
+        row = "a row of numbers"
+        for field, name, numbers, axes, form in [
+            ("sequences_q", "seqlens_q", seqlens_q, 1, row),
+            ("sequences_kv", "seqlens_k", seqlens_k, 1, row),
+            ("first_keys", "first_keys", first_keys, 1, row),
+            ("cache_entries", "cache_entries", cache_entries, 1, row),
+            ("pages", "pages", pages, 2, "[batch, most pages]"),
         ]:
             if numbers is not None:
                 numbers = _array(name, numbers, "int32")
-                _expect_axes(name, numbers, 1, "a row of numbers")
+                _expect_axes(name, numbers, axes, form)
                 setattr(options, field, ctypes.pointer(self.keep(numbers)))
 
     def args(self, struct: type[_Args], **tensors: _Tensor) -> _Args:

@@ -299,6 +299,35 @@ def test_a_cache_is_read_where_it_lies() -> None:
         attention_backward(d_o, q, k, v, o, lse, d_lse=d_lse, **options)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("page", [1, 2, 8, 64])
+def test_pages_are_read_where_they_lie(page: int, dtype: str) -> None:
+    rng = np.random.default_rng(page)
+    inputs = draw(rng, dtype_of(dtype), (3, 4, 4, 16), (3, 40, 2, 16), 24)
+    q, keys, values, d_o, d_lse = inputs
+    lengths = np.array([40, 3, 0], np.int32)
+    counts = -(-lengths // page)
+    # Pages lie in any order; no other one is read, nor what is behind the lengths.
+    order = rng.permutation(counts.sum() + 2)
+    table = np.full((3, counts.max() + 1), -1, np.int32)
+    k, v = (np.full((len(order), page, 2, array.shape[3]), np.nan, q.dtype) for array in (keys, values))
+    for entry, first in enumerate(counts.cumsum() - counts):
+        table[entry, : counts[entry]] = order[first : first + counts[entry]]
+        for key in range(lengths[entry]):
+            place = table[entry, key // page], key % page
+            k[place], v[place] = keys[entry, key], values[entry, key]
+    options: dict[str, Any] = {"seqlens_q": np.array([4, 2, 4], np.int32), "seqlens_k": lengths, "causal": True}
+    expected = reference(*inputs, **options)
+    of_o, of_lse, _ = TOLERANCE[dtype]
+    o, lse = attention(q, k, v, pages=table, **options)
+    np.testing.assert_allclose(o.astype(np.float64), expected[0], atol=4 * of_o)
+    np.testing.assert_allclose(lse, expected[1], rtol=4 * of_lse, atol=4 * of_lse)
+    outside = attention(*(array.swapaxes(1, 2) for array in (q, k, v)), pages=table, heads_first=True, **options)
+    np.testing.assert_array_equal(outside[0].swapaxes(1, 2), o)
+    with pytest.raises(NotImplementedError, match="no gradients of a call with pages"):
+        attention_backward(d_o, q, k, v, o, lse, d_lse=d_lse, pages=table, **options)
+
+
 def test_what_is_not_read_may_be_nan() -> None:
     rng = np.random.default_rng(2)
     inputs = draw(rng, np.float32, (3, 20, 2, 16), (3, 30, 2, 16))
@@ -539,6 +568,9 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"first_keys": zeros(2)}, TypeError, "first_keys is of float32"),
     ({"first_keys": zeros(1, 2, dtype=np.int32)}, ValueError, "first_keys has 2 axes"),
     ({"cache_entries": numbers(0, 2)}, ValueError, r"cache_entries\[1\] is 2"),
+    ({"pages": numbers(0, 1)}, ValueError, r"pages has 1 axes; it must be \[batch, most pages\]"),
+    ({"pages": zeros(2, 1)}, TypeError, "pages is of float32; it must be of int32"),
+    ({"pages": zeros(2, 1, dtype=np.int32)}, ValueError, "a page has 7 keys; it must have a power of 2"),
     ({"scale": float("nan")}, ValueError, "scale is nan; it must be finite"),
     ({"scale": float("inf")}, ValueError, "scale is inf; it must be finite"),
     ({"scale": 1e300}, ValueError, "scale is inf; it must be finite"),
@@ -561,8 +593,9 @@ def test_wrong_inputs(changes: dict[str, Any], kind: type[Exception], reason: st
         attention(**arguments)
     assert "\n" not in str(caught.value)
     o, lse = attention(**right)
-    if "cache_entries" in changes:
-        kind, reason = NotImplementedError, "no gradients of a call with cache_entries"
+    for name in ("cache_entries", "pages"):
+        if name in changes:
+            kind, reason = NotImplementedError, f"no gradients of a call with {name}"
     with pytest.raises(kind, match=reason) as caught:
         attention_backward(o, o=o, lse=lse, **arguments)
     assert "\n" not in str(caught.value)
