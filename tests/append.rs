@@ -123,8 +123,11 @@ fn cases() -> impl Strategy<Value = AppendCase> {
     })
 }
 
+/// A case to run on a device.
+type Run = Box<dyn Fn(&Device) -> Result<(), Failed>>;
+
 /// Runs that show faults of the kernel: each place, and each embedding.
-pub fn runs() -> Vec<Box<dyn Fn(&Device) -> Result<(), Failed>>> {
+pub fn runs() -> Vec<Run> {
     let places = [Place::Own, Place::Entries, Place::Pages, Place::Slots];
     let cases = places.into_iter().enumerate().map(|(n, place)| AppendCase {
         dtype: Dtype::F16,
@@ -148,9 +151,7 @@ pub fn runs() -> Vec<Box<dyn Fn(&Device) -> Result<(), Failed>>> {
         inside: n == 1,
         seed: n as u64,
     });
-    let run = |case: AppendCase| -> Box<dyn Fn(&Device) -> Result<(), Failed>> {
-        Box::new(move |device| case.check(device).map(drop))
-    };
+    let run = |case: AppendCase| -> Run { Box::new(move |device| case.check(device).map(drop)) };
     cases.map(run).collect()
 }
 
@@ -410,7 +411,7 @@ fn expect_near<T: Element>(name: &str, found: &Tensor<T>, expected: &[f32]) -> R
     for (n, (found, &expected)) in found.to_vec()?.iter().zip(expected).enumerate() {
         let found = found.to_f32();
         let most = unit * expected.abs() + 1e-5;
-        if !((found - expected).abs() <= most) {
+        if (found - expected).abs() > most || found.is_nan() {
             return Err(format!("{name}[{n}] is {found}, not {expected}").into());
         }
     }

@@ -45,6 +45,20 @@ const TESTED: &[(&str, &[&str])] = &[
         ],
     ),
     (
+        "ferroattn/tests/wrong_arguments.rs::plans_of_appends",
+        &["append::raw::append_plan", "RawAppend::new"],
+    ),
+    (
+        "tests/append.rs::wrong_shapes",
+        &[
+            "Append::on",
+            "Append::rotary",
+            "Append::run",
+            "Append::run_with",
+        ],
+    ),
+    ("tests/pages.rs::wrong_pages", &["Attention::pages"]),
+    (
         "ferroattn/tests/wrong_arguments.rs::problems_of_any_fields",
         &[
             "Attention::host_options",
@@ -359,6 +373,7 @@ const SOUND: &[(&str, &[&str])] = &[
         &[
             "ferroattn::random::inputs",
             "ferroattn::random::output_gradient",
+            "ferroattn::random::permutation",
             "ferroattn::random::sinks",
             "forward::check::all_rows",
             "backward::check::all_keys",

@@ -6,10 +6,10 @@ use ferroattn::device::{Driver, Emulator, SharedMemory, Swizzle, TensorMap};
 use ferroattn::emulator::{Finding, FindingKind, Options, Tally};
 use ferroattn::internals::{Draft, Entry, MainKernel, Steps, has_map, ptx};
 use ferroattn::{
-    Attention, Class, Device, Dtype, Element, Error, Facts, Gemm, GemmProblem, Problem,
+    Attention, Class, Device, Dtype, Element, Error, Facts, Gemm, GemmProblem, Problem, RawAppend,
     RawBackward, RawBias, RawForward, RawGemm, RawMask, RawMerge, RawMergeBackward, RawOptions,
-    RawPart, RawTensor, Sequences, Tensor, TensorView, Window, backward, check, f16, gemm, kernel,
-    merge_backward_plan, merge_plan, random,
+    RawPart, RawRotary, RawTensor, Sequences, Tensor, TensorView, Window, append_plan, backward,
+    check, f16, gemm, kernel, merge_backward_plan, merge_plan, random,
 };
 use kernels::catalog::named;
 use proptest::prelude::*;
@@ -277,6 +277,42 @@ proptest! {
             let _ = merge_plan(facts, dtype, &merged);
             let _ = merge_backward_plan(facts, dtype, &backward);
         }
+    }
+
+    #[test]
+    fn plans_of_appends(
+        sizes in proptest::array::uniform5(prop_oneof![3 => 0..40_usize, 1 => size()]), dim in dim(), facts in facts(),
+        dtype in dtype(), changes in proptest::array::uniform9(Change::any()), there in any::<[bool; 7]>(),
+    ) {
+        let [batch, heads, rows, entries, keys] = sizes;
+        let [k, v, k_cache, v_cache, q, rotated, pages, lengths, slots] = changes;
+        let new = RawTensor::row_major([batch, heads, rows, dim]);
+        let cache = RawTensor::row_major([entries, heads, keys, dim]);
+        let mut args = RawAppend::new([k.of(new), v.of(new)], [k_cache.of(cache), v_cache.of(cache)]);
+        let one = |there: bool| there.then(|| lengths.of(RawTensor::row_major([batch])));
+        let of_rows = |there: bool| there.then(|| slots.of(RawTensor::row_major([batch, rows])));
+        args.q = there[0].then(|| [q.of(new), rotated.of(new)]);
+        args.pages = there[1].then(|| pages.of(RawTensor::row_major([batch, 3])));
+        (args.lengths, args.new_lengths, args.cache_entries) = (one(there[2]), one(there[2]), one(there[3]));
+        (args.slots, args.positions) = (of_rows(there[4]), of_rows(there[5]));
+        let table = slots.of(RawTensor::row_major([keys, dim / 2]));
+        args.rotary = there[6].then_some(RawRotary {
+            dtype: Dtype::F32,
+            cos: table,
+            sin: table,
+            interleaved: there[0],
+            q_at_first: there[1],
+        });
+        for facts in [Some(&facts), None] {
+            let _ = append_plan(facts, dtype, &args);
+        }
+        let mut forward = RawForward { k: cache, v: cache, ..RawForward::row_major(&any_problem()) };
+        forward.options.pages = args.pages;
+        for tensor in [&mut forward.q, &mut forward.o] {
+            *tensor = new;
+        }
+        forward.lse = RawTensor::row_major([batch, heads, rows]);
+        let _ = Attention::new().plan(Some(&facts), dtype, &forward);
     }
 
     #[test]
