@@ -63,7 +63,10 @@ def apply_rotary_emb(
         rows = torch.arange(x.shape[0], device=x.device)
         sequence = torch.searchsorted(cu_seqlens[1:].to(rows.dtype), rows, right=True)
         positions = rows - cu_seqlens[sequence] + (offsets[sequence] if offsets.dim() else offsets)
-    turned = apply_rotary_emb_torch(x, cos[positions], sin[positions], interleaved)
+    # Products in x's own type would be off by more than a rounding of their sum, where they cancel.
+    wide = torch.promote_types(x.dtype, torch.float32)
+    cos, sin = cos[positions].to(wide), sin[positions].to(wide)
+    turned = apply_rotary_emb_torch(x.to(wide), cos, sin, interleaved).to(x.dtype)
     return x.copy_(turned) if inplace else turned
 
 
