@@ -1,6 +1,6 @@
 //! Keys and values appended to a cache, with rotation and without.
 
-use ferroattn::{Append, Class, Device, Dtype, Element, Error, Result, Tensor, bf16, f16};
+use ferroattn::{Append, Device, Dtype, Element, Error, Result, Tensor, bf16, f16};
 use libtest_mimic::Failed;
 use proptest::option;
 use proptest::prelude::*;
@@ -23,11 +23,7 @@ pub fn tests() -> Vec<Test> {
         Test::new("wrong_numbers", wrong_numbers),
         Test::new("wrong_shapes", wrong_shapes),
     ];
-    let of_hopper = tests
-        .iter()
-        .filter_map(|test| test.emulated_as(Class::Sm90))
-        .collect::<Vec<_>>();
-    tests.into_iter().chain(of_hopper).collect()
+    Test::and_on_hopper(tests)
 }
 
 /// Where new rows go.
@@ -200,68 +196,15 @@ impl AppendCase {
 
     fn run<T: Element>(&self, device: &Device) -> Outcome {
         let mut rng = StdRng::seed_from_u64(self.seed);
-        let most = 4_usize;
-        let keys = match self.place {
-            Place::Pages => 1 << self.page_log2,
-            _ => 40,
-        };
-        let capacity = if self.place == Place::Pages {
-            most * keys
-        } else {
-            keys
-        };
-        let rows = self.rows.min(capacity);
-        let entries = match self.place {
-            Place::Own => self.batch,
-            Place::Pages => self.batch * most + 3,
-            _ => self.batch + 2,
-        };
-        let mut order: Vec<usize> = (0..entries).collect();
-        order.shuffle(&mut rng);
-        let lengths: Vec<usize> = (0..self.batch)
-            .map(|_| {
-                if self.has_lengths {
-                    rng.random_range(0..=capacity - rows)
-                } else {
-                    0
-                }
-            })
-            .collect();
-        let mut slots: Vec<usize> = (0..entries * keys).collect();
-        slots.shuffle(&mut rng);
-        let slot = |b: usize, i: usize| slots[b * rows + i];
-        // One row has no place.
-        let is_skipped = |b: usize, i: usize| self.place == Place::Slots && b + i == 0;
-        let place = |b: usize, i: usize| match self.place {
-            Place::Own => [b, lengths[b] + i],
-            Place::Entries => [order[b], lengths[b] + i],
-            Place::Pages => {
-                let key = lengths[b] + i;
-                [order[b * most + key / keys], key % keys]
-            }
-            Place::Slots => [slot(b, i) / keys, slot(b, i) % keys],
-        };
-        let positions: Vec<usize> = (0..self.batch * rows)
-            .map(|n| match self.has_positions {
-                true => rng.random_range(0..90),
-                false => lengths[n / rows] + n % rows,
-            })
-            .collect();
-
+        let places = Places::random(self, &mut rng);
+        let [entries, keys, rows] = [places.entries, places.keys, places.rows];
         let mut of = |shape| Numbers::random::<T>(&mut rng, shape);
         let mut k = of([self.batch, self.kv_heads, rows, self.dim]);
         let mut v = of([self.batch, self.kv_heads, rows, self.dim_v]);
         let mut q = of([self.batch, self.kv_heads * self.group, rows, self.dim]);
         let mut k_cache = of([entries, self.kv_heads, keys, self.dim]);
         let mut v_cache = of([entries, self.kv_heads, keys, self.dim_v]);
-        let pairs = self
-            .rotary
-            .map_or(0, |rotary| (rotary.part * (self.dim / 2) as f64) as usize);
-        let wide = self.rotary.is_some_and(|rotary| rotary.wide);
-        let angle = |i: usize| (i as f32 * 0.37).sin_cos();
-        let round = |x: f32| if wide { x } else { T::from_f32(x).to_f32() };
-        let sin: Vec<f32> = (0..100 * pairs).map(|i| round(angle(i).0)).collect();
-        let cos: Vec<f32> = (0..100 * pairs).map(|i| round(angle(i).1)).collect();
+        let angles = Angles::new::<T>(self);
 
         let on = |numbers: &Numbers, inside| numbers.on::<T>(device, inside);
         let (device_k, device_v) = (on(&k, self.inside)?, on(&v, self.inside)?);
@@ -269,21 +212,12 @@ impl AppendCase {
         let mut device_k_cache = on(&k_cache, !self.inside)?;
         let mut device_v_cache = on(&v_cache, self.inside)?;
         let mut rotated = Tensor::<T>::zeros(device, q.shape)?;
-        let lists = Lists::new(device, self, rows, &lengths, &order, &slots, &positions)?;
-        let shape = [100, pairs];
-        let half = |numbers: &[f32]| -> Result<_> {
-            let numbers: Vec<_> = numbers.iter().map(|&x| T::from_f32(x)).collect();
-            Tensor::new(device, shape, &numbers)
-        };
-        let narrow = [half(&cos)?, half(&sin)?];
-        let wide_tables = [
-            Tensor::new(device, shape, &cos)?,
-            Tensor::new(device, shape, &sin)?,
-        ];
+        let lists = Lists::new(device, self, &places)?;
+        let (narrow, wide) = (angles.on::<T>(device)?, angles.on::<f32>(device)?);
         let mut call = lists.of(Append::new());
         if let Some(rotary) = self.rotary {
-            call = match wide {
-                true => call.rotary(&wide_tables[0], &wide_tables[1]),
+            call = match rotary.wide {
+                true => call.rotary(&wide[0], &wide[1]),
                 false => call.rotary(&narrow[0], &narrow[1]),
             };
             call = call
@@ -299,46 +233,144 @@ impl AppendCase {
             false => call.run(&device_k, &device_v, caches.0, caches.1)?,
         }
 
-        let rotate = |row: &[f32], position: usize| {
-            let mut turned = row.to_vec();
-            for pair in 0..pairs {
-                let [a, b] = match self.rotary.is_some_and(|rotary| rotary.interleaved) {
-                    true => [2 * pair, 2 * pair + 1],
-                    false => [pair, pair + pairs],
-                };
-                let [cos, sin] = [&cos, &sin].map(|table| table[position * pairs + pair]);
-                turned[a] = row[a] * cos - row[b] * sin;
-                turned[b] = row[a] * sin + row[b] * cos;
-            }
-            turned
-        };
+        let at_first = self.rotary.is_some_and(|rotary| rotary.at_first);
         for (b, i) in (0..self.batch).flat_map(|b| (0..rows).map(move |i| (b, i))) {
-            let [entry, key] = place(b, i);
-            if is_skipped(b, i) {
-                continue;
+            let of_q = places.positions[b * rows + if at_first { 0 } else { i }];
+            for h in 0..self.kv_heads * self.group {
+                angles.rotate(q.row([b, h, i]), of_q);
             }
+            let Some([entry, key]) = places.of(self, b, i) else {
+                continue;
+            };
             for h in 0..self.kv_heads {
-                let row = rotate(k.row([b, h, i]), positions[b * rows + i]);
-                k_cache.row([entry, h, key]).copy_from_slice(&row);
-                v_cache
-                    .row([entry, h, key])
-                    .copy_from_slice(v.row([b, h, i]));
+                let row = k.row([b, h, i]);
+                angles.rotate(row, places.positions[b * rows + i]);
+                k_cache.row([entry, h, key]).copy_from_slice(row);
+                let row = v.row([b, h, i]);
+                v_cache.row([entry, h, key]).copy_from_slice(row);
             }
         }
         expect_near::<T>("k", &device_k_cache, &k_cache.of)?;
         expect_near::<T>("v", &device_v_cache, &v_cache.of)?;
         if self.has_queries {
-            let at_first = self.rotary.is_some_and(|rotary| rotary.at_first);
-            for (b, i) in (0..self.batch).flat_map(|b| (0..rows).map(move |i| (b, i))) {
-                let position = positions[b * rows + if at_first { 0 } else { i }];
-                for h in 0..self.kv_heads * self.group {
-                    let row = rotate(q.row([b, h, i]), position);
-                    q.row([b, h, i]).copy_from_slice(&row);
-                }
-            }
             expect_near::<T>("q", &rotated, &q.of)?;
         }
         PASSED
+    }
+}
+
+/// Pages of an entry of the batch.
+const MOST: usize = 4;
+
+/// Where the rows of a case go.
+struct Places {
+    entries: usize,
+    keys: usize,
+    rows: usize,
+    lengths: Vec<usize>,
+    /// All entries or pages, in any order.
+    order: Vec<usize>,
+    /// All slots, in any order.
+    slots: Vec<usize>,
+    positions: Vec<usize>,
+}
+
+impl Places {
+    fn random(case: &AppendCase, rng: &mut StdRng) -> Self {
+        let (keys, capacity) = match case.place {
+            Place::Pages => (1 << case.page_log2, MOST << case.page_log2),
+            _ => (40, 40),
+        };
+        let rows = case.rows.min(capacity);
+        let entries = match case.place {
+            Place::Own => case.batch,
+            Place::Pages => case.batch * MOST + 3,
+            _ => case.batch + 2,
+        };
+        let mut order: Vec<usize> = (0..entries).collect();
+        order.shuffle(rng);
+        let most = if case.has_lengths { capacity - rows } else { 0 };
+        let lengths: Vec<usize> = (0..case.batch)
+            .map(|_| rng.random_range(0..=most))
+            .collect();
+        let mut slots: Vec<usize> = (0..entries * keys).collect();
+        slots.shuffle(rng);
+        let position = |n: usize| match case.has_positions {
+            true => rng.random_range(0..90),
+            false => lengths[n / rows] + n % rows,
+        };
+        let positions = (0..case.batch * rows).map(position).collect();
+        Places {
+            entries,
+            keys,
+            rows,
+            lengths,
+            order,
+            slots,
+            positions,
+        }
+    }
+
+    /// The entry and the key of a row; the first slot is of none.
+    fn of(&self, case: &AppendCase, b: usize, i: usize) -> Option<[usize; 2]> {
+        let key = self.lengths[b] + i;
+        match case.place {
+            Place::Own => Some([b, key]),
+            Place::Entries => Some([self.order[b], key]),
+            Place::Pages => Some([self.order[b * MOST + key / self.keys], key % self.keys]),
+            Place::Slots if b + i == 0 => None,
+            Place::Slots => {
+                let slot = self.slots[b * self.rows + i];
+                Some([slot / self.keys, slot % self.keys])
+            }
+        }
+    }
+}
+
+/// Cosines and sines of 100 positions.
+struct Angles {
+    tables: [Vec<f32>; 2],
+    pairs: usize,
+    interleaved: bool,
+}
+
+impl Angles {
+    fn new<T: Element>(case: &AppendCase) -> Self {
+        let part = case.rotary.map_or(0.0, |rotary| rotary.part);
+        let pairs = (part * (case.dim / 2) as f64) as usize;
+        let wide = case.rotary.is_some_and(|rotary| rotary.wide);
+        let round = |x: f32| if wide { x } else { T::from_f32(x).to_f32() };
+        let table = |of: fn(f32) -> f32| {
+            let angles = (0..100 * pairs).map(|i| i as f32 * 0.37);
+            angles.map(|angle| round(of(angle))).collect()
+        };
+        Angles {
+            tables: [table(f32::cos), table(f32::sin)],
+            pairs,
+            interleaved: case.rotary.is_some_and(|rotary| rotary.interleaved),
+        }
+    }
+
+    fn on<T: Element>(&self, device: &Device) -> Result<[Tensor<T, 2>; 2]> {
+        let table = |numbers: &[f32]| {
+            let numbers: Vec<_> = numbers.iter().map(|&x| T::from_f32(x)).collect();
+            Tensor::new(device, [100, self.pairs], &numbers)
+        };
+        let [cos, sin] = &self.tables;
+        Ok([table(cos)?, table(sin)?])
+    }
+
+    fn rotate(&self, row: &mut [f32], position: usize) {
+        for pair in 0..self.pairs {
+            let [a, b] = match self.interleaved {
+                true => [2 * pair, 2 * pair + 1],
+                false => [pair, pair + self.pairs],
+            };
+            let tables = self.tables.each_ref();
+            let [cos, sin] = tables.map(|table| table[position * self.pairs + pair]);
+            let [x, y] = [row[a], row[b]];
+            (row[a], row[b]) = (x * cos - y * sin, x * sin + y * cos);
+        }
     }
 }
 
@@ -352,18 +384,19 @@ struct Lists {
 }
 
 impl Lists {
-    fn new(
-        device: &Device,
-        case: &AppendCase,
-        rows: usize,
-        lengths: &[usize],
-        order: &[usize],
-        slots: &[usize],
-        positions: &[usize],
-    ) -> Result<Self> {
+    fn new(device: &Device, case: &AppendCase, places: &Places) -> Result<Self> {
+        let Places {
+            rows,
+            lengths,
+            order,
+            slots,
+            positions,
+            ..
+        } = places;
+        let rows = *rows;
         let numbers = |from: &[usize]| from.iter().map(|&n| n as i32).collect::<Vec<_>>();
         let (batch, place) = (case.batch, case.place);
-        let pages = || Tensor::new(device, [batch, 4], &numbers(&order[..4 * batch]));
+        let pages = || Tensor::new(device, [batch, MOST], &numbers(&order[..MOST * batch]));
         let entries = || Tensor::new(device, [batch], &numbers(&order[..batch]));
         let slots = || {
             let mut slots: Vec<_> = slots[..batch * rows].iter().map(|&n| n as i64).collect();
@@ -562,39 +595,15 @@ fn wrong_shapes(device: &Device) -> Outcome {
         }
     };
     let cache = [2, 1, 4, 8];
-    let found = refused(Append::new(), [2, 2, 4, 8], cache)?;
-    assert!(
-        matches!(
-            found,
-            Error::Shape {
-                argument: "k_cache",
-                ..
-            }
-        ),
-        "{found:?}"
-    );
-    let found = refused(Append::new(), cache, [2, 1, 5, 8])?;
-    assert!(
-        matches!(
-            found,
-            Error::Shape {
-                argument: "v_cache",
-                ..
-            }
-        ),
-        "{found:?}"
-    );
-    let found = refused(Append::new(), [3, 1, 4, 8], [3, 1, 4, 8])?;
-    assert!(
-        matches!(
-            found,
-            Error::Shape {
-                argument: "k_cache",
-                ..
-            }
-        ),
-        "{found:?}"
-    );
+    for (wrong, k, v) in [
+        ("k_cache", [2, 2, 4, 8], cache),
+        ("v_cache", cache, [2, 1, 5, 8]),
+        ("k_cache", [3, 1, 4, 8], [3, 1, 4, 8]),
+    ] {
+        let found = refused(Append::new(), k, v)?;
+        let is_named = matches!(found, Error::Shape { argument, .. } if argument == wrong);
+        assert!(is_named, "{found:?}");
+    }
     let cos = Tensor::<f32, 2>::zeros(device, [4, 5])?;
     let found = refused(Append::new().rotary(&cos, &cos), cache, cache)?;
     assert_eq!(found, Error::RotaryDim { pairs: 5, dim: 8 });

@@ -1,8 +1,6 @@
 //! Entries of the batch that read entries of a cache.
 
-use ferroattn::{
-    Attention, Class, Device, Dtype, Error, Problem, RawForward, RawTensor, Sequences,
-};
+use ferroattn::{Attention, Device, Dtype, Error, Problem, RawForward, RawTensor, Sequences};
 use proptest::prelude::*;
 use tests::modifiers::Cache;
 use tests::strategy::{
@@ -29,11 +27,7 @@ pub fn tests() -> Vec<Test> {
         Test::new("gradients", gradients),
         Test::kernels("wide", wide),
     ];
-    let of_hopper = tests
-        .iter()
-        .filter_map(|test| test.emulated_as(Class::Sm90))
-        .collect::<Vec<_>>();
-    tests.into_iter().chain(of_hopper).collect()
+    Test::and_on_hopper(tests)
 }
 
 fn check(device: &Device, cases: impl Strategy<Value = Case>) -> Outcome {

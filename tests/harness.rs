@@ -143,6 +143,16 @@ impl Test {
         is_emulated.then(|| Test::emulator(name, run))
     }
 
+    /// These tests, and those of the emulator on an emulated Hopper GPU, too.
+    #[must_use]
+    pub fn and_on_hopper(tests: Vec<Self>) -> Vec<Self> {
+        let of_hopper = tests
+            .iter()
+            .filter_map(|test| test.emulated_as(Class::Sm90));
+        let of_hopper: Vec<_> = of_hopper.collect();
+        tests.into_iter().chain(of_hopper).collect()
+    }
+
     /// A test for the CPU only.
     pub fn cpu(
         name: impl Into<String>,

@@ -1,6 +1,6 @@
 //! Head dims that are no multiples of 8, whose rows kernels read and write in copies.
 
-use ferroattn::{Class, Device};
+use ferroattn::Device;
 use tests::{BackwardCase, Case, Layout, Modifiers, Outcome, PASSED, Test};
 
 /// The tests of this file.
@@ -10,11 +10,7 @@ pub fn tests() -> Vec<Test> {
         Test::backward("gradients", gradients),
         Test::new("one_element", one_element),
     ];
-    let of_hopper = tests
-        .iter()
-        .filter_map(|test| test.emulated_as(Class::Sm90))
-        .collect::<Vec<_>>();
-    tests.into_iter().chain(of_hopper).collect()
+    Test::and_on_hopper(tests)
 }
 
 /// A causal case of these head dims, by plain kernels or, with sinks, by those with options.

@@ -1,8 +1,8 @@
 //! Keys and values in pages that a table names.
 
 use ferroattn::{
-    Attention, Class, Device, Dtype, Error, Problem, RawBackward, RawTensor, Result, Sequences,
-    Tensor, Window, f16,
+    Attention, Device, Dtype, Error, Problem, RawBackward, RawTensor, Result, Sequences, Tensor,
+    Window, f16,
 };
 use proptest::prelude::*;
 use tests::modifiers::Pages;
@@ -30,11 +30,7 @@ pub fn tests() -> Vec<Test> {
         Test::new("wrong_pages", wrong_pages),
         Test::kernels("wide", wide),
     ];
-    let of_hopper = tests
-        .iter()
-        .filter_map(|test| test.emulated_as(Class::Sm90))
-        .collect::<Vec<_>>();
-    tests.into_iter().chain(of_hopper).collect()
+    Test::and_on_hopper(tests)
 }
 
 fn check(device: &Device, cases: impl Strategy<Value = Case>) -> Outcome {

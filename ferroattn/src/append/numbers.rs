@@ -54,131 +54,66 @@ pub(super) unsafe fn expect_numbers(
 /// # Safety
 /// The numbers are in the device's memory, and nothing writes them.
 pub(super) unsafe fn places(device: &Device, args: &RawAppend) -> Result<Vec<Places>> {
-    let [batch, _, rows, _] = args.k.shape;
     let mut taken = HashSet::new();
     let of_entry = |entry: usize| {
         // SAFETY: the caller's word.
         let places = unsafe { places_of(device, args, entry)? };
-        for place in places.rows.iter().flatten() {
-            if !taken.insert(*place) {
-                return Err(Error::Taken {
-                    entry: place[0],
-                    key: place[1],
-                });
+        for &[entry, key] in places.rows.iter().flatten() {
+            if !taken.insert([entry, key]) {
+                return Err(Error::Taken { entry, key });
             }
         }
-        let [q_rows, positions] = [args.q.map_or(0, |[q, _]| q.shape[2]), rows];
-        let last = (0..q_rows.max(positions))
-            .map(|row| places.position(row))
-            .max();
-        if let (Some(rotary), Some(last)) = (args.rotary, last)
-            && last >= rotary.cos.shape[0]
-        {
-            return Err(Error::Position {
-                entry,
-                position: last,
-                positions: rotary.cos.shape[0],
-            });
-        }
+        expect_positions(args, entry, &places)?;
         Ok(places)
     };
-    (0..batch).map(of_entry).collect()
+    (0..args.k.shape[0]).map(of_entry).collect()
 }
 
+/// Checks that the rotary embedding, if there is one, has the positions of an entry's keys and queries.
+fn expect_positions(args: &RawAppend, entry: usize, places: &Places) -> Result<()> {
+    let Some(rotary) = args.rotary else {
+        return Ok(());
+    };
+    let queries = args.q.map_or(0, |[q, _]| match rotary.q_at_first {
+        true => q.shape[2].min(1),
+        false => q.shape[2],
+    });
+    let rows = 0..queries.max(args.k.shape[2]);
+    let last = rows.map(|row| places.position(row)).max();
+    let positions = rotary.cos.shape[0];
+    match last.filter(|&last| last >= positions) {
+        None => Ok(()),
+        Some(position) => Err(Error::Position {
+            entry,
+            position,
+            positions,
+        }),
+    }
+}
+
+/// The places of an entry's new keys.
+///
 /// # Safety
 /// The conditions of [`places`].
 unsafe fn places_of(device: &Device, args: &RawAppend, entry: usize) -> Result<Places> {
-    let [entries, _, keys, _] = args.k_cache.shape;
-    let rows = args.k.shape[2];
-    let one = |tensor: Option<RawTensor<1>>| {
-        // SAFETY: the caller's word.
-        let of = |tensor: RawTensor<1>| unsafe { load::<i32>(device, tensor, entry, 1) };
-        tensor.map(of).transpose()
+    // SAFETY: the caller's word.
+    let first = unsafe { keys_before(device, args, entry)? };
+    // SAFETY: as above.
+    let row = |positions: RawTensor<2>| unsafe {
+        load::<i32>(device, positions.row(entry, size_of::<i32>()))
     };
-    let before = one(args.lengths)?.map_or(0, |lengths| lengths[0]);
-    let wrong = |argument, index, value, max| Error::Entry {
-        argument,
-        index,
-        value,
-        min: 0,
-        max,
-    };
-    let capacity = args.pages.map_or(keys, |pages| pages.shape[1] * keys);
-    let most = capacity.saturating_sub(if args.slots.is_some() { 0 } else { rows });
-    let fits = usize::try_from(before).is_ok_and(|before| before <= most);
-    if !fits && (args.slots.is_none() || before < 0) {
-        return Err(match before {
-            0.. if args.slots.is_none() => Error::Full {
-                entry,
-                before: before as usize,
-                rows,
-                capacity,
-            },
-            _ => wrong("lengths", entry, before, most),
-        });
-    }
-    let first = before as usize;
-    let positions = match args.positions {
-        None => None,
-        // SAFETY: the caller's word.
-        Some(positions) => Some(unsafe { load_row::<i32>(device, positions, entry)? }),
-    };
-    if let Some((row, &position)) = positions
-        .iter()
-        .flatten()
-        .enumerate()
-        .find(|(_, p)| **p < 0)
-    {
+    let positions = args.positions.map(row).transpose()?;
+    let mut numbered = positions.iter().flatten().enumerate();
+    if let Some((row, &position)) = numbered.find(|(_, position)| **position < 0) {
         return Err(wrong("positions", row, position, i32::MAX as usize));
     }
-    let rows = if let Some(slots) = args.slots {
-        // SAFETY: the caller's word.
-        let slots = unsafe { load_row::<i64>(device, slots, entry)? };
-        let place = |(row, slot): (usize, i64)| match usize::try_from(slot) {
-            Err(_) => Ok(None),
-            Ok(found) if found < entries * keys => Ok(Some([found / keys, found % keys])),
-            Ok(_) => Err(Error::Slot {
-                entry,
-                row,
-                slot,
-                slots: entries * keys,
-            }),
-        };
-        slots
-            .into_iter()
-            .enumerate()
-            .map(place)
-            .collect::<Result<_>>()?
-    } else if let Some(pages) = args.pages {
-        // SAFETY: the caller's word.
-        let table = unsafe { load_row::<i32>(device, pages, entry)? };
-        let place = |key: usize| {
-            let (index, number) = (key / keys, table[key / keys]);
-            match usize::try_from(number) {
-                Ok(page) if page < entries => Ok(Some([page, key % keys])),
-                _ => Err(Error::PageNumber {
-                    entry,
-                    index,
-                    value: number,
-                    max: entries.saturating_sub(1),
-                    keys: first + rows,
-                }),
-            }
-        };
-        (first..first + rows).map(place).collect::<Result<_>>()?
-    } else {
-        let number = one(args.cache_entries)?.map_or(entry as i32, |entries| entries[0]);
-        if !usize::try_from(number).is_ok_and(|number| number < entries) {
-            return Err(wrong(
-                "cache_entries",
-                entry,
-                number,
-                entries.saturating_sub(1),
-            ));
+    // SAFETY: as above.
+    let rows = unsafe {
+        match (args.slots, args.pages) {
+            (Some(slots), _) => in_slots(device, args, entry, slots)?,
+            (None, Some(pages)) => in_pages(device, args, entry, pages, first)?,
+            (None, None) => in_entry(device, args, entry, first)?,
         }
-        (first..first + rows)
-            .map(|key| Some([number as usize, key]))
-            .collect()
     };
     Ok(Places {
         rows,
@@ -187,39 +122,151 @@ unsafe fn places_of(device: &Device, args: &RawAppend, entry: usize) -> Result<P
     })
 }
 
-/// The row of an entry of the batch, in the device's memory.
+/// Keys that an entry has before; behind them there is room for the new ones, unless slots say where those go.
 ///
 /// # Safety
-/// The conditions of [`places`], of these elements.
-unsafe fn load_row<T: Pod>(device: &Device, table: RawTensor<2>, entry: usize) -> Result<Vec<T>> {
-    let bytes = entry as i64 * table.used_strides()[0] as i64 * size_of::<T>() as i64;
-    let row = RawTensor {
-        address: table.address.wrapping_add_signed(bytes),
-        ..RawTensor::row_major([table.shape[1]])
-    };
+/// The conditions of [`places`].
+unsafe fn keys_before(device: &Device, args: &RawAppend, entry: usize) -> Result<usize> {
+    let (rows, keys) = (args.k.shape[2], args.k_cache.shape[2]);
+    let capacity = args.pages.map_or(keys, |pages| pages.shape[1] * keys);
     // SAFETY: the caller's word.
-    unsafe { load(device, row, 0, table.shape[1]) }
+    let found = unsafe { number_of(device, args.lengths, entry)? }.unwrap_or(0);
+    let before = usize::try_from(found);
+    let before = before.map_err(|_| wrong("lengths", entry, found, capacity))?;
+    match args.slots.is_some() || before + rows <= capacity {
+        true => Ok(before),
+        false => Err(Error::Full {
+            entry,
+            before,
+            rows,
+            capacity,
+        }),
+    }
 }
 
-/// So many elements of a tensor with stride 1, in the device's memory.
+/// The rows of the cache that slots name.
+///
+/// # Safety
+/// The conditions of [`places`].
+unsafe fn in_slots(
+    device: &Device,
+    args: &RawAppend,
+    entry: usize,
+    slots: RawTensor<2>,
+) -> Result<Vec<Option<[usize; 2]>>> {
+    let [entries, _, keys, _] = args.k_cache.shape;
+    // SAFETY: the caller's word.
+    let slots = unsafe { load::<i64>(device, slots.row(entry, size_of::<i64>()))? };
+    let place = |(row, slot): (usize, i64)| match usize::try_from(slot) {
+        Err(_) => Ok(None),
+        Ok(found) if found < entries * keys => Ok(Some([found / keys, found % keys])),
+        Ok(_) => Err(Error::Slot {
+            entry,
+            row,
+            slot,
+            slots: entries * keys,
+        }),
+    };
+    slots.into_iter().enumerate().map(place).collect()
+}
+
+/// The rows of an entry's pages behind the first `before` keys.
+///
+/// # Safety
+/// The conditions of [`places`].
+unsafe fn in_pages(
+    device: &Device,
+    args: &RawAppend,
+    entry: usize,
+    pages: RawTensor<2>,
+    before: usize,
+) -> Result<Vec<Option<[usize; 2]>>> {
+    let [count, _, keys, _] = args.k_cache.shape;
+    let behind = before + args.k.shape[2];
+    // SAFETY: the caller's word.
+    let table = unsafe { load::<i32>(device, pages.row(entry, size_of::<i32>()))? };
+    let place = |key: usize| {
+        let (index, value) = (key / keys, table[key / keys]);
+        match usize::try_from(value) {
+            Ok(page) if page < count => Ok(Some([page, key % keys])),
+            _ => Err(Error::PageNumber {
+                entry,
+                index,
+                value,
+                max: count.saturating_sub(1),
+                keys: behind,
+            }),
+        }
+    };
+    (before..behind).map(place).collect()
+}
+
+/// The rows behind the first `before` keys of the entry of the cache that serves an entry.
+///
+/// # Safety
+/// The conditions of [`places`].
+unsafe fn in_entry(
+    device: &Device,
+    args: &RawAppend,
+    entry: usize,
+    before: usize,
+) -> Result<Vec<Option<[usize; 2]>>> {
+    let entries = args.k_cache.shape[0];
+    // SAFETY: the caller's word.
+    let found = unsafe { number_of(device, args.cache_entries, entry)? };
+    let found = found.unwrap_or(entry as i32);
+    let number = usize::try_from(found)
+        .ok()
+        .filter(|&number| number < entries);
+    let most = entries.saturating_sub(1);
+    let number = number.ok_or_else(|| wrong("cache_entries", entry, found, most))?;
+    let rows = before..before + args.k.shape[2];
+    Ok(rows.map(|key| Some([number, key])).collect())
+}
+
+fn wrong(argument: &'static str, index: usize, value: i32, max: usize) -> Error {
+    Error::Entry {
+        argument,
+        index,
+        value,
+        min: 0,
+        max,
+    }
+}
+
+/// An entry's number in a list, if there is one.
+///
+/// # Safety
+/// The conditions of [`places`].
+unsafe fn number_of(
+    device: &Device,
+    list: Option<RawTensor<1>>,
+    entry: usize,
+) -> Result<Option<i32>> {
+    let number = |list: RawTensor<1>| {
+        let number = RawTensor {
+            address: list.address + (entry * size_of::<i32>()) as u64,
+            ..RawTensor::row_major([1])
+        };
+        // SAFETY: the caller's word.
+        unsafe { load::<i32>(device, number) }.map(|numbers| numbers[0])
+    };
+    list.map(number).transpose()
+}
+
+/// All elements of a tensor with stride 1, in the device's memory.
 ///
 /// # Safety
 /// The conditions of [`places`], of these elements.
-unsafe fn load<T: Pod>(
-    device: &Device,
-    tensor: RawTensor<1>,
-    first: usize,
-    count: usize,
-) -> Result<Vec<T>> {
-    let mut numbers = vec![T::zeroed(); count];
-    let address = tensor.address + (first * size_of::<T>()) as u64;
+unsafe fn load<T: Pod>(device: &Device, tensor: RawTensor<1>) -> Result<Vec<T>> {
+    let mut numbers = vec![T::zeroed(); tensor.shape[0]];
     let bytes = bytemuck::cast_slice_mut(&mut numbers);
     match device.gpu() {
-        _ if count == 0 => {}
+        _ if bytes.is_empty() => {}
         // SAFETY: the caller's word.
-        Some(gpu) => unsafe { gpu.driver().download(address, bytes)? },
+        Some(gpu) => unsafe { gpu.driver().download(tensor.address, bytes)? },
         None => {
-            let from = std::ptr::with_exposed_provenance::<u8>(address as usize);
+            let from = std::ptr::with_exposed_provenance::<u8>(tensor.address as usize);
             // SAFETY: the caller's word; the vector is not the tensor's memory.
             unsafe { from.copy_to_nonoverlapping(bytes.as_mut_ptr(), bytes.len()) };
         }

@@ -10,7 +10,7 @@ use crate::device::Facts;
 use crate::entry::Entry;
 use crate::error::Result;
 use crate::forward::Problem;
-use crate::options::{self, PAIRS, Spaced, Tiles, WARPGROUP_ROWS, Wanted, full, score_shape};
+use crate::options::{self, PAIRS, Spaced, Tables, Tiles, WARPGROUP_ROWS, full, score_shape};
 use crate::plan::{Plan, Steps, grid};
 use crate::tensor::RawTensor;
 use kernels::abi::{
@@ -104,7 +104,7 @@ pub(super) fn plan(main: Main, facts: &Facts, call: &Call) -> Result<Plan> {
     Ok(draft.steps.finish(entry.name, 1))
 }
 
-/// The gradient of the bias, if it is wanted, in the shape of all pairs.
+/// The gradient of the bias, if it is tables, in the shape of all pairs.
 fn full_d_bias(problem: &Problem, args: &RawBackward) -> Result<Option<RawTensor>> {
     let shape = score_shape(problem, 1);
     let d_bias = args.d_bias.as_ref();
@@ -157,12 +157,8 @@ impl<'a> Draft<'a> {
         let [dq, dk, dv] = [dq?, dk?, dv?];
         let aligned = |tensor: TensorRef| u32::from(tensor.is_aligned());
         let place = forward + offset_of!(ForwardParams, options);
-        let wanted = Wanted {
-            spaced: *spaced,
-            gradients: true,
-            units: None,
-        };
-        let mut options = steps.options(problem, &args.options, wanted, place)?;
+        let tables = Tables::of_gradients(*spaced);
+        let mut options = steps.options(problem, &args.options, tables, place)?;
         let tiles = Tiles {
             queries: tile_queries,
             keys: tile_keys,
@@ -336,7 +332,7 @@ impl<'a> Draft<'a> {
             .try_for_each(|(output, written)| self.steps.write(output, written))
     }
 
-    /// Sums the gradient of the sinks, if it is wanted.
+    /// Sums the gradient of the sinks, if it is tables.
     fn launch_sinks(&mut self) -> Result<()> {
         if self.params.d_sinks == 0 {
             return Ok(());

@@ -62,15 +62,11 @@ pub(super) fn folded(problem: &Problem, args: &RawForward) -> Option<(Problem, R
 pub(super) fn windowed(problem: &Problem, args: &RawForward) -> Option<(Problem, RawForward)> {
     let counted = args.options.has_ranges() || args.options.pages.is_some();
     let left = problem.window.left.filter(|_| !counted)?;
-    if options::first_of_pairs(
-        &Problem {
-            dim_v: problem.dim,
-            ..*problem
-        },
-        &args.options,
-    )
-    .is_some()
-    {
+    let of_one_dim = Problem {
+        dim_v: problem.dim,
+        ..*problem
+    };
+    if options::first_of_pairs(&of_one_dim, &args.options).is_some() {
         return None;
     }
     let seen = problem.seqlen_q.saturating_add(left);

@@ -6,7 +6,7 @@ use super::{Problem, RawForward};
 use crate::device::Facts;
 use crate::entry::Entry;
 use crate::error::Result;
-use crate::options::{self, RawBias, Sequences, Tiles, WARPGROUP_ROWS, Wanted, Window};
+use crate::options::{self, RawBias, Sequences, Tables, Tiles, WARPGROUP_ROWS, Window};
 use crate::plan::{MapPlace, Plan, Steps};
 use crate::tensor::RawTensor;
 use crate::tensor_map::{has_map, tensor_map};
@@ -256,11 +256,11 @@ impl Draft {
         let mut steps = Steps::default();
         let o = steps.output(args.o, offset_of!(ForwardParams, o.address))?;
         let place = offset_of!(ForwardParams, options);
-        let wanted = Wanted {
+        let tables = Tables {
             units,
-            ..Wanted::default()
+            ..Tables::default()
         };
-        let mut options = steps.options(problem, &args.options, wanted, place)?;
+        let mut options = steps.options(problem, &args.options, tables, place)?;
         let tiles = Tiles {
             queries: kernel.q_rows,
             keys: kernel.keys,

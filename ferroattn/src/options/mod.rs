@@ -35,7 +35,7 @@ pub use head::HostOptions;
 pub(crate) use head::{Head, rows_of, tanh_error};
 pub use mask::MaskElement;
 pub(crate) use pages::read_pages;
-pub(crate) use ranges::{Units, Wanted};
+pub(crate) use ranges::{Tables, Units};
 pub(crate) use raw::{PAIRS, full, score_shape};
 pub use raw::{RawBias, RawMask, RawOptions};
 pub use sequences::{RawSequences, Sequences};

@@ -12,15 +12,26 @@ use kernels::abi::{KeyRange, Options, QueryRange, RangesParams, Unit, UnitsRef};
 use kernels::catalog::{self, Auxiliary, Family};
 use std::mem::offset_of;
 
-/// What a call wants of its sequences, beside the ranges of keys.
+/// The tables that a call reads of its sequences, beside the ranges of keys.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Wanted {
+pub(crate) struct Tables {
     /// Sequences in place of what the options say.
     pub spaced: Option<Spaced>,
-    /// Whether it wants the ranges of queries.
+    /// Whether it reads the ranges of queries.
     pub gradients: bool,
     /// The units of the keys of all entries, of one sequence each.
     pub units: Option<Units>,
+}
+
+impl Tables {
+    /// The tables of a backward pass, of sequences that may be spaced.
+    pub fn of_gradients(spaced: Option<Spaced>) -> Self {
+        Tables {
+            spaced,
+            gradients: true,
+            units: None,
+        }
+    }
 }
 
 /// Into how many [units](kernels::abi::UnitsRef) the keys of all entries are divided, and how.
@@ -38,7 +49,7 @@ pub(crate) struct Units {
 
 impl Steps {
     /// The options that kernels read, which stand at `place` of the parameter blocks of the launches to come. With
-    /// sequences a launch finds the ranges of keys, and what else is `wanted` of them.
+    /// sequences a launch finds the ranges of keys, and the other `tables`.
     ///
     /// # Errors
     /// If there are too many rows for a launch, or the workspace overflows.
@@ -46,18 +57,18 @@ impl Steps {
         &mut self,
         p: &Problem,
         tensors: &RawOptions,
-        wanted: Wanted,
+        tables: Tables,
         place: usize,
     ) -> Result<Options> {
         let mut options = of_kernels(p, tensors);
         if !tensors.has_ranges() {
             return Ok(options);
         }
-        let Wanted {
+        let Tables {
             spaced,
             gradients,
             units,
-        } = wanted;
+        } = tables;
         // Without lengths they fill their rows.
         let named = tensors.sequences.as_ref().map(Sequences::named);
         let addresses = named.map_or([0; 2], |parts| parts.map(|(_, tensor)| tensor.address));
@@ -186,11 +197,7 @@ impl RawOptions {
         let sequences = sequences.map(|sequences| sequences.try_map(download));
         let sequences = sequences.transpose()?;
         for entry in 0..p.batch {
-            let bytes = entry as i64 * table.strides[0] as i64 * size_of::<i32>() as i64;
-            let numbers = download(&RawTensor {
-                address: table.address.wrapping_add_signed(bytes),
-                ..RawTensor::row_major([table.shape[1]])
-            })?;
+            let numbers = download(&table.row(entry, size_of::<i32>()))?;
             let keys = keys_of_entry(p, sequences.as_ref(), entry);
             expect_pages(p, entry, &numbers, keys, cache)?;
         }

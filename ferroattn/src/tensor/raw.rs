@@ -92,6 +92,18 @@ impl From<RawTensor> for TensorRef {
     }
 }
 
+impl RawTensor<2> {
+    /// Row `index`, of elements of so many bytes, which lie side by side.
+    pub(crate) fn row(&self, index: usize, bytes: usize) -> RawTensor<1> {
+        let [stride, _] = self.used_strides();
+        let behind = index as i64 * stride as i64 * bytes as i64;
+        RawTensor {
+            address: self.address.wrapping_add_signed(behind),
+            ..RawTensor::row_major([self.shape[1]])
+        }
+    }
+}
+
 #[doc(hidden)]
 impl From<RawTensor<2>> for RawTensor {
     /// The matrix as the one head of a tensor.
