@@ -73,6 +73,9 @@ impl Call {
         [o, d_o]: [&Tensor; 2],
         of_options: bool,
     ) -> Result<Gradients> {
+        if self.tensors.has_cache() {
+            candle_core::bail!("attention to pages or entries of a cache has no gradients")
+        }
         let tensors = [q, k, v, o, d_o];
         match q.device() {
             Device::Cpu => self.backward_in(&memory::Host, tensors, of_options),
@@ -198,7 +201,7 @@ impl Call {
 }
 
 /// `[batch, rows, heads, dim]` with its heads before its rows.
-fn heads_first(tensor: RawTensor) -> RawTensor {
+pub(crate) fn heads_first(tensor: RawTensor) -> RawTensor {
     let ([batch, rows, heads, dim], [of_batch, of_row, of_head, of_dim]) =
         (tensor.shape, tensor.strides);
     RawTensor {
@@ -209,7 +212,7 @@ fn heads_first(tensor: RawTensor) -> RawTensor {
 }
 
 /// `[rows, heads, dim]` as the one entry of a batch.
-fn one_entry(tensor: RawTensor<3>) -> RawTensor {
+pub(crate) fn one_entry(tensor: RawTensor<3>) -> RawTensor {
     let ([rows, heads, dim], [of_row, of_head, of_dim]) = (tensor.shape, tensor.strides);
     RawTensor {
         address: tensor.address,

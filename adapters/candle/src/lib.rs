@@ -29,17 +29,23 @@
 //!
 //! `cuda`: NVIDIA's GPUs, on candle's stream and in memory of candle's allocator. It turns on `candle-core/cuda`, whose build needs nvcc.
 
+mod append;
 mod call;
 mod flash;
 mod learned;
 mod memory;
 mod op;
 mod options;
+mod padding;
 mod tensors;
 
+pub use append::Append;
 pub use flash::{
     flash_attn, flash_attn_alibi, flash_attn_alibi_windowed, flash_attn_alibi_windowed_softcap,
     flash_attn_varlen, flash_attn_varlen_alibi, flash_attn_varlen_alibi_windowed,
-    flash_attn_varlen_alibi_windowed_softcap, flash_attn_varlen_windowed, flash_attn_windowed,
+    flash_attn_varlen_alibi_windowed_softcap, flash_attn_varlen_paged,
+    flash_attn_varlen_paged_alibi, flash_attn_varlen_paged_alibi_windowed,
+    flash_attn_varlen_paged_alibi_windowed_softcap, flash_attn_varlen_paged_sinks_windowed_softcap,
+    flash_attn_varlen_paged_windowed, flash_attn_varlen_windowed, flash_attn_windowed,
 };
 pub use options::Attention;

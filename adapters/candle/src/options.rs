@@ -171,6 +171,44 @@ impl Attention {
         self
     }
 
+    /// The pages of each entry of the batch, `[batch, most]` of i32 or u32: k is `[pages, page, kv_heads, dim]` and v is
+    /// `[pages, page, kv_heads, dim_v]`, any number of pages with `page` keys each, a power of 2. `seqlen_kv` is `most * page`. Key
+    /// `j` of entry `b` is row `j % page` of page `table[b, j / page]`.
+    ///
+    /// [Lengths](Self::padded) say how many keys each entry has: behind its last key nothing is read of a page, and the table may
+    /// have any numbers. A table is best narrowed to the longest entry. There are no gradients. Queries of uneven numbers, one after
+    /// another, are those of [`flash_attn_varlen_paged`](crate::flash_attn_varlen_paged).
+    ///
+    /// ```
+    /// # fn main() -> candle_core::Result<()> {
+    /// use candle_core::{DType, Device, Tensor};
+    /// use ferroattn_candle::Attention;
+    ///
+    /// let device = Device::Cpu;
+    /// let q = Tensor::zeros((2, 1, 1, 8), DType::F32, &device)?;
+    /// // Three pages of one key.
+    /// let cache = Tensor::new(&[[1_f32; 8], [2.0; 8], [3.0; 8]], &device)?.reshape((3, 1, 1, 8))?;
+    /// let table = Tensor::new(&[[2_u32, 0], [1, 99]], &device)?;
+    /// let queries = Tensor::new(&[1_u32, 1], &device)?;
+    /// let keys = Tensor::new(&[2_u32, 1], &device)?;
+    /// let attention = Attention::new().pages(&table).padded(&queries, &keys);
+    /// let o = attention.forward(&q, &cache, &cache)?;
+    /// assert_eq!(o.flatten_all()?.to_vec1::<f32>()?, [2.0; 16]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn pages(mut self, table: &Tensor) -> Self {
+        self.tensors.pages = Some(table.clone());
+        self
+    }
+
+    /// The entry of k and v for each entry of the batch, `[batch]` of i32 or u32: k and v are a cache of any number of entries, read
+    /// where they lie. Entries may repeat. There are no gradients.
+    pub fn cache_entries(mut self, entries: &Tensor) -> Self {
+        self.tensors.cache_entries = Some(entries.clone());
+        self
+    }
+
     /// Whether gradients have the same bits in every run on a device. Default: true; false may be faster on a GPU.
     pub fn deterministic(mut self, deterministic: bool) -> Self {
         self.options = self.options.deterministic(deterministic);
@@ -205,8 +243,13 @@ impl Attention {
     /// The problem that q, k and v pose, if they are what the call takes.
     fn problem(&self, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Problem> {
         dtype(q.dtype())?;
+        if self.tensors.is_packed() && self.tensors.has_cache() {
+            candle_core::bail!(
+                "packed sequences have no pages or entries of a cache; padded ones have, and flash_attn_varlen_paged"
+            )
+        }
         for (name, tensor) in [("k", k), ("v", v)] {
-            expect_device(name, tensor, q.device())?;
+            expect_device(name, tensor, ("q", q.device()))?;
             if tensor.dtype() != q.dtype() {
                 let [found, expected] = [tensor, q].map(Tensor::dtype);
                 candle_core::bail!("{name} is of {found:?}; it must be of q's type, {expected:?}")
@@ -217,14 +260,24 @@ impl Attention {
             self.sizes("k", k)?,
             self.sizes("v", v)?,
         ];
-        let [_, kv_heads, seqlen_kv, _] = k;
-        for (name, found, dim) in [("k", k, q[3]), ("v", v, v[3])] {
-            let expected = [q[0], kv_heads, seqlen_kv, dim];
+        let [batch, .., dim] = q;
+        let entries = if self.tensors.has_cache() {
+            k[0]
+        } else {
+            batch
+        };
+        let [_, kv_heads, rows, _] = k;
+        for (name, found, dim) in [("k", k, dim), ("v", v, v[3])] {
+            let expected = [entries, kv_heads, rows, dim];
             if found != expected {
                 let [found, expected] = [found, expected].map(|sizes| self.in_axes(sizes));
                 candle_core::bail!("{name} has shape {found}; it must be {expected}")
             }
         }
+        let pages = self.tensors.pages.as_ref().map(Tensor::dims);
+        let pages = pages.map(|dims| dims.last().copied().unwrap_or_default());
+        let seqlen_kv = rows.saturating_mul(pages.unwrap_or(1));
+        let [k, v] = [k, v].map(|[.., dim]| [batch, kv_heads, seqlen_kv, dim]);
         self.options.problem(q, k, v).map_err(Error::wrap)
     }
 

@@ -16,6 +16,10 @@ pub(crate) struct Tensors {
     /// `[heads]`.
     pub sinks: Option<Tensor>,
     pub rows: Option<Rows>,
+    /// `[batch, most]`.
+    pub pages: Option<Tensor>,
+    /// `[batch]`.
+    pub cache_entries: Option<Tensor>,
 }
 
 /// Which rows of queries and of keys are a sequence.
@@ -30,6 +34,11 @@ pub(crate) struct Rows {
 impl Tensors {
     pub fn is_packed(&self) -> bool {
         self.rows.as_ref().is_some_and(|rows| rows.packed)
+    }
+
+    /// Whether k and v have other entries than the batch.
+    pub fn has_cache(&self) -> bool {
+        self.pages.is_some() || self.cache_entries.is_some()
     }
 
     /// Whether tensors want gradients beside q, k and v.
@@ -47,6 +56,8 @@ impl Tensors {
             mask: detached(&self.mask),
             sinks: detached(&self.sinks),
             rows: self.rows.clone(),
+            pages: self.pages.clone(),
+            cache_entries: self.cache_entries.clone(),
         }
     }
 
@@ -74,6 +85,8 @@ impl Tensors {
             mask: in_rows(&self.mask)?,
             sinks: sinks.map(|sinks| sinks.to_dtype(DType::F32)).transpose()?,
             rows: rows.transpose()?,
+            pages: in_rows(&self.pages)?,
+            cache_entries: in_rows(&self.cache_entries)?,
         })
     }
 
@@ -88,6 +101,8 @@ impl Tensors {
             ("bias", &self.bias),
             ("mask", &self.mask),
             ("sinks", &self.sinks),
+            ("pages", &self.pages),
+            ("cache_entries", &self.cache_entries),
         ];
         let options = options
             .into_iter()
@@ -97,7 +112,7 @@ impl Tensors {
 
     fn expect_device(&self, device: &Device) -> Result<()> {
         for (name, tensor) in self.named() {
-            expect_device(name, tensor, device)?;
+            expect_device(name, tensor, ("q", device))?;
         }
         Ok(())
     }
@@ -108,12 +123,9 @@ impl Tensors {
                 "alibi" => &[DType::F32],
                 "bias" | "sinks" => &[DType::F16, DType::BF16, DType::F32],
                 "mask" => &[DType::U8],
-                _ => &[DType::I32, DType::U32],
+                _ => NUMBERS,
             };
-            if !allowed.contains(&tensor.dtype()) {
-                let found = tensor.dtype();
-                candle_core::bail!("{name} is of {found:?}; it must be of one of {allowed:?}")
-            }
+            expect_dtype(name, tensor, allowed)?;
         }
         Ok(())
     }
@@ -142,6 +154,10 @@ impl Tensors {
                     dims.len() == 4 && dims[3] == pairs[3] && is_repeated(dims, &pairs),
                     format!("{pairs:?}, with 1 for any of the first three"),
                 ),
+                "pages" => (
+                    dims.len() == 2 && dims[0] == p.batch,
+                    format!("[{}, most pages]", p.batch),
+                ),
                 _ => (dims == [numbers], format!("[{numbers}]")),
             };
             if !fits {
@@ -159,6 +175,8 @@ impl Tensors {
             bias: lock(&self.bias),
             mask: lock(&self.mask),
             sinks: lock(&self.sinks),
+            pages: lock(&self.pages),
+            cache_entries: lock(&self.cache_entries),
             rows: self
                 .rows
                 .as_ref()
@@ -174,6 +192,8 @@ pub(crate) struct LockedTensors<'a> {
     bias: Option<Locked<'a>>,
     mask: Option<Locked<'a>>,
     sinks: Option<Locked<'a>>,
+    pages: Option<Locked<'a>>,
+    cache_entries: Option<Locked<'a>>,
     rows: Option<[Locked<'a>; 2]>,
     tensors: &'a Tensors,
 }
@@ -208,8 +228,14 @@ impl LockedTensors<'_> {
         if let Some(sinks) = &self.sinks {
             raw.sinks = Some(addresses.read(&sinks.placed()?)?);
         }
+        // Numbers u32 are the library's i32 up to 2^31, which no length passes.
+        if let Some(pages) = &self.pages {
+            raw.pages = Some(addresses.read(&pages.placed()?)?);
+        }
+        if let Some(entries) = &self.cache_entries {
+            raw.cache_entries = Some(addresses.read(&entries.placed()?)?);
+        }
         if let Some([q, kv]) = &self.rows {
-            // Offsets u32 are the library's i32 up to 2^31, which no length passes.
             let [q, kv] = [
                 addresses.read(&q.placed()?)?,
                 addresses.read(&kv.placed()?)?,
@@ -223,14 +249,32 @@ impl LockedTensors<'_> {
     }
 }
 
+/// Types of offsets, lengths, pages, entries and positions.
+pub(crate) const NUMBERS: &[DType] = &[DType::I32, DType::U32];
+
 /// # Errors
-/// If the tensor is on another device than q.
-pub(crate) fn expect_device(name: &str, tensor: &Tensor, device: &Device) -> Result<()> {
+/// If the tensor is on another device than the one of the call's first tensor.
+pub(crate) fn expect_device(
+    name: &str,
+    tensor: &Tensor,
+    (first, device): (&str, &Device),
+) -> Result<()> {
     if tensor.device().same_device(device) {
         return Ok(());
     }
     let [found, expected] = [tensor.device(), device].map(Device::location);
-    candle_core::bail!("{name} is on {found:?}; it must be on the device of q, {expected:?}")
+    candle_core::bail!("{name} is on {found:?}; it must be on the device of {first}, {expected:?}")
+}
+
+/// # Errors
+/// If the tensor is of none of these types.
+pub(crate) fn expect_dtype(name: &str, tensor: &Tensor, allowed: &[DType]) -> Result<()> {
+    let found = tensor.dtype();
+    match allowed {
+        _ if allowed.contains(&found) => Ok(()),
+        [allowed] => candle_core::bail!("{name} is of {found:?}; it must be of {allowed:?}"),
+        _ => candle_core::bail!("{name} is of {found:?}; it must be of one of {allowed:?}"),
+    }
 }
 
 /// The tensor with stride 1 in its last axis: itself, or a copy.

@@ -61,6 +61,8 @@ impl Memory for Cuda {
             DType::BF16 => self.room::<bf16>(len),
             DType::F32 => self.room::<f32>(len),
             DType::U8 => self.room::<u8>(len),
+            DType::U32 => self.room::<u32>(len),
+            DType::I32 => self.room::<i32>(len),
             _ => candle_core::bail!("attention has no tensor of {dtype:?}"),
         }
     }
@@ -73,6 +75,7 @@ impl Memory for Cuda {
             CudaStorageSlice::U8(slice) => self.address(slice),
             CudaStorageSlice::U32(slice) => self.address(slice),
             CudaStorageSlice::I32(slice) => self.address(slice),
+            CudaStorageSlice::I64(slice) => self.address(slice),
             _ => candle_core::bail!("attention reads no tensor of this type"),
         })
     }
@@ -83,6 +86,8 @@ impl Memory for Cuda {
             CudaStorageSlice::BF16(slice) => self.address_mut(slice),
             CudaStorageSlice::F32(slice) => self.address_mut(slice),
             CudaStorageSlice::U8(slice) => self.address_mut(slice),
+            CudaStorageSlice::U32(slice) => self.address_mut(slice),
+            CudaStorageSlice::I32(slice) => self.address_mut(slice),
             _ => candle_core::bail!("attention writes no tensor of this type"),
         })
     }

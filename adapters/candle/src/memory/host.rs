@@ -28,6 +28,8 @@ impl Memory for Host {
             DType::BF16 => CpuStorage::BF16(vec![bf16::ZERO; len]),
             DType::F32 => CpuStorage::F32(vec![0.0; len]),
             DType::U8 => CpuStorage::U8(vec![0; len]),
+            DType::U32 => CpuStorage::U32(vec![0; len]),
+            DType::I32 => CpuStorage::I32(vec![0; len]),
             _ => candle_core::bail!("attention has no tensor of {dtype:?}"),
         })
     }
@@ -40,6 +42,7 @@ impl Memory for Host {
             CpuStorage::U8(elements) => elements.as_ptr().expose_provenance(),
             CpuStorage::U32(elements) => elements.as_ptr().expose_provenance(),
             CpuStorage::I32(elements) => elements.as_ptr().expose_provenance(),
+            CpuStorage::I64(elements) => elements.as_ptr().expose_provenance(),
             _ => candle_core::bail!("attention reads no tensor of this type"),
         };
         Ok((address as u64, ()))
@@ -51,6 +54,8 @@ impl Memory for Host {
             CpuStorage::BF16(elements) => elements.as_mut_ptr().expose_provenance(),
             CpuStorage::F32(elements) => elements.as_mut_ptr().expose_provenance(),
             CpuStorage::U8(elements) => elements.as_mut_ptr().expose_provenance(),
+            CpuStorage::U32(elements) => elements.as_mut_ptr().expose_provenance(),
+            CpuStorage::I32(elements) => elements.as_mut_ptr().expose_provenance(),
             _ => candle_core::bail!("attention writes no tensor of this type"),
         };
         Ok((address as u64, ()))

@@ -3,10 +3,12 @@
 #[cfg(feature = "cuda")]
 mod cuda;
 mod host;
+mod in_place;
 
 #[cfg(feature = "cuda")]
 pub(crate) use cuda::Cuda;
 pub(crate) use host::Host;
+pub(crate) use in_place::{in_place, share_storage};
 
 use candle_core::backend::BackendStorage;
 use candle_core::op::BackpropOp;
@@ -18,7 +20,7 @@ use std::ops::Deref;
 /// A device's memory, in candle's types.
 pub(crate) trait Memory {
     /// Candle's storage of a tensor's elements.
-    type Storage: BackendStorage;
+    type Storage: BackendStorage + 'static;
     /// A guard that lives until the work that uses an address is queued.
     type Guard<'a>
     where
@@ -99,22 +101,9 @@ impl<'a, M: Memory> Addresses<'a, M> {
     /// A tensor to read.
     pub fn read<const R: usize>(&mut self, placed: &Placed<'a, M>) -> Result<RawTensor<R>> {
         let Placed { storage, layout } = placed;
-        let (Ok(shape), Ok(strides)) = (layout.dims().try_into(), layout.stride().try_into())
-        else {
-            candle_core::bail!(
-                "a tensor has shape {:?}; it must have {R} axes",
-                layout.dims()
-            )
-        };
-        let strides: [usize; R] = strides;
         let (address, guard) = self.memory.read(storage)?;
         self.guards.push(guard);
-        let offset = layout.start_offset() * storage.dtype().size_in_bytes();
-        Ok(RawTensor {
-            address: address + offset as u64,
-            shape,
-            strides: strides.map(|stride| stride as isize),
-        })
+        part(address, layout, storage.dtype())
     }
 
     /// A tensor to write, row-major from the storage's first element on.
@@ -131,6 +120,27 @@ impl<'a, M: Memory> Addresses<'a, M> {
             ..RawTensor::row_major(shape)
         })
     }
+}
+
+/// A tensor of a layout in the storage at an address.
+pub(crate) fn part<const R: usize>(
+    address: u64,
+    layout: &Layout,
+    dtype: DType,
+) -> Result<RawTensor<R>> {
+    let (Ok(shape), Ok(strides)) = (layout.dims().try_into(), layout.stride().try_into()) else {
+        candle_core::bail!(
+            "a tensor has shape {:?}; it must have {R} axes",
+            layout.dims()
+        )
+    };
+    let strides: [usize; R] = strides;
+    let offset = layout.start_offset() * dtype.size_in_bytes();
+    Ok(RawTensor {
+        address: address + offset as u64,
+        shape,
+        strides: strides.map(|stride| stride as isize),
+    })
 }
 
 /// Calls with so many bytes of memory that live until the call's work is done.

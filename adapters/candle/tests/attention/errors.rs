@@ -87,7 +87,7 @@ fn options() -> Result<()> {
     );
     assert_eq!(
         refused(Attention::new().mask(&f32(&[1, 1, 5, 5]))),
-        "mask is of F32; it must be of one of [U8]"
+        "mask is of F32; it must be of U8"
     );
     assert_eq!(
         refused(Attention::new().sinks(&f32(&[2]))),

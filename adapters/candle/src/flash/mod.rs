@@ -1,5 +1,13 @@
 //! The functions of candle-flash-attn, under their names and with their arguments.
 
+mod paged;
+
+pub use paged::{
+    flash_attn_varlen_paged, flash_attn_varlen_paged_alibi, flash_attn_varlen_paged_alibi_windowed,
+    flash_attn_varlen_paged_alibi_windowed_softcap, flash_attn_varlen_paged_sinks_windowed_softcap,
+    flash_attn_varlen_paged_windowed,
+};
+
 use crate::Attention;
 use candle_core::{Result, Tensor};
 
@@ -10,13 +18,12 @@ struct Arguments<'a> {
     window_size_left: Option<usize>,
     window_size_right: Option<usize>,
     softcap: f32,
-    /// Offsets of packed sequences' queries and keys.
-    seqlens: Option<[&'a Tensor; 2]>,
+    sinks: Option<&'a Tensor>,
 }
 
 impl Arguments<'_> {
-    /// The output for q, k and v, of which a sequence has no more keys than this.
-    fn forward(&self, [q, k, v]: [&Tensor; 3], max_seqlen_k: usize) -> Result<Tensor> {
+    /// Attention of sequences that have no more keys than this.
+    fn attention(&self, max_seqlen_k: usize) -> Attention {
         // A bound of more keys than there are is none. Calls without a window have faster kernels.
         let left = self.window_size_left.filter(|&left| left < max_seqlen_k);
         let right = self
@@ -32,10 +39,10 @@ impl Arguments<'_> {
         if let Some(slopes) = self.alibi_slopes {
             attention = attention.alibi(slopes);
         }
-        if let Some([q, k]) = self.seqlens {
-            attention = attention.packed(q, k);
+        if let Some(sinks) = self.sinks {
+            attention = attention.sinks(sinks);
         }
-        attention.forward(q, k, v)
+        attention
     }
 }
 
@@ -168,11 +175,11 @@ pub fn flash_attn_alibi_windowed_softcap(
         window_size_left,
         window_size_right,
         softcap,
-        seqlens: None,
+        sinks: None,
     };
     // Other shapes are an error of the call.
     let max_seqlen_k = k.dims().get(1).copied().unwrap_or_default();
-    arguments.forward([q, k, v], max_seqlen_k)
+    arguments.attention(max_seqlen_k).forward(q, k, v)
 }
 
 /// [`flash_attn`] of packed sequences: q is `[total_q, heads, dim]`, k and v are `[total_k, kv_heads, dim]`.
@@ -345,7 +352,8 @@ pub fn flash_attn_varlen_alibi_windowed_softcap(
         window_size_left,
         window_size_right,
         softcap,
-        seqlens: Some([seqlens_q, seqlens_k]),
+        sinks: None,
     };
-    arguments.forward([q, k, v], max_seqlen_k)
+    let attention = arguments.attention(max_seqlen_k);
+    attention.packed(seqlens_q, seqlens_k).forward(q, k, v)
 }
