@@ -46,7 +46,7 @@ pub fn random(shape: &[usize], seed: u64) -> Tensor {
 }
 
 /// The output and all gradients of a weighted sum of it, as f32 on the CPU.
-fn results(inputs: &[Var], function: impl Fn(&[Tensor]) -> Result<Tensor>) -> Result<Vec<Tensor>> {
+fn results(inputs: &[Var], function: &dyn Fn(&[Tensor]) -> Result<Tensor>) -> Result<Vec<Tensor>> {
     let tensors: Vec<_> = inputs
         .iter()
         .map(|input| input.as_tensor().clone())
@@ -64,8 +64,7 @@ fn results(inputs: &[Var], function: impl Fn(&[Tensor]) -> Result<Tensor>) -> Re
         );
         results.push(gradient.clone());
     }
-    let on_host = |tensor: Tensor| tensor.to_dtype(DType::F32)?.to_device(&Device::Cpu);
-    results.into_iter().map(on_host).collect()
+    results.iter().map(on_host).collect()
 }
 
 /// The largest size of a number.
@@ -84,17 +83,49 @@ pub fn compare(
     actual: impl Fn(&[Tensor]) -> Result<Tensor>,
     expected: impl Fn(&[Tensor]) -> Result<Tensor>,
 ) -> Result<()> {
+    let with_gradients = |function: &dyn Fn(&[Tensor]) -> Result<Tensor>, inputs: &[Tensor]| {
+        let vars: Result<Vec<_>> = inputs.iter().map(Var::from_tensor).collect();
+        results(&vars?, function)
+    };
+    compare_all(
+        inputs,
+        |inputs| with_gradients(&actual, inputs),
+        |inputs| with_gradients(&expected, inputs),
+    )
+}
+
+/// [`compare`] of outputs alone.
+pub fn compare_outputs(
+    inputs: &[Tensor],
+    actual: impl Fn(&[Tensor]) -> Result<Tensor>,
+    expected: impl Fn(&[Tensor]) -> Result<Tensor>,
+) -> Result<()> {
+    compare_all(
+        inputs,
+        |inputs| Ok(vec![on_host(&actual(inputs)?)?]),
+        |inputs| Ok(vec![on_host(&expected(inputs)?)?]),
+    )
+}
+
+/// The numbers in f32 on the CPU.
+pub fn on_host(tensor: &Tensor) -> Result<Tensor> {
+    tensor.to_dtype(DType::F32)?.to_device(&Device::Cpu)
+}
+
+/// Checks that two functions have the same results, which are on the CPU in f32, as [`compare`] says.
+fn compare_all(
+    inputs: &[Tensor],
+    actual: impl Fn(&[Tensor]) -> Result<Vec<Tensor>>,
+    expected: impl Fn(&[Tensor]) -> Result<Vec<Tensor>>,
+) -> Result<()> {
     for (device, dtypes) in devices() {
         for &dtype in dtypes {
-            let rounded: Result<Vec<_>> =
-                inputs.iter().map(|input| input.to_dtype(dtype)).collect();
-            let rounded = rounded?;
-            let on_device = |input: &Tensor| Var::from_tensor(&input.to_device(&device)?);
-            let in_f32 = |input: &Tensor| Var::from_tensor(&input.to_dtype(DType::F32)?);
-            let vars: Result<Vec<_>> = rounded.iter().map(on_device).collect();
-            let actual = results(&vars?, &actual)?;
-            let vars: Result<Vec<_>> = rounded.iter().map(in_f32).collect();
-            let expected = results(&vars?, &expected)?;
+            let rounded = inputs.iter().map(|input| input.to_dtype(dtype));
+            let rounded = rounded.collect::<Result<Vec<_>>>()?;
+            let on_device = rounded.iter().map(|input| input.to_device(&device));
+            let actual = actual(&on_device.collect::<Result<Vec<_>>>()?)?;
+            let in_f32 = rounded.iter().map(|input| input.to_dtype(DType::F32));
+            let expected = expected(&in_f32.collect::<Result<Vec<_>>>()?)?;
             for (index, (actual, expected)) in actual.iter().zip(&expected).enumerate() {
                 assert_eq!(actual.dims(), expected.dims(), "result {index}");
                 let error = largest(&(actual - expected)?)?;

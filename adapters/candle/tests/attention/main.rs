@@ -2,12 +2,15 @@
 //!
 //! `FERROATTN_DEVICE=cpu` or `cuda` chooses one: without it, the CPU and, with the feature `cuda`, the first GPU if there is one.
 
+mod append;
 mod compare;
 mod errors;
 mod functions;
 mod layouts;
 mod lengths;
 mod options;
+mod paged;
+mod pages;
 mod plain;
 #[cfg(feature = "cuda")]
 mod streams;

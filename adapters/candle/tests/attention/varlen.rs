@@ -28,7 +28,7 @@ const WINDOWS: [[Option<usize>; 2]; 4] = [
 ];
 
 /// Where each sequence begins, and where the last one ends.
-fn offsets(lengths: impl Iterator<Item = usize>) -> Vec<u32> {
+pub fn offsets(lengths: impl Iterator<Item = usize>) -> Vec<u32> {
     let mut offsets = vec![0];
     offsets.extend(lengths.scan(0, |end, length| {
         *end += length as u32;
@@ -38,7 +38,7 @@ fn offsets(lengths: impl Iterator<Item = usize>) -> Vec<u32> {
 }
 
 /// Attention of each sequence alone.
-fn alone(plain: &Plain, lengths: &[[usize; 2]], t: &[Tensor]) -> Result<Tensor> {
+pub fn alone(plain: &Plain, lengths: &[[usize; 2]], t: &[Tensor]) -> Result<Tensor> {
     let (mut at, mut outputs) = ([0, 0], Vec::new());
     for [queries, keys] in lengths {
         let q = t[0].narrow(0, at[0], *queries)?.unsqueeze(0)?;
