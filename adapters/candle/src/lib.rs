@@ -23,7 +23,37 @@
 //! functions call it.
 //!
 //! Unlike `candle-flash-attn`'s, calls run on the CPU, too, have gradients, and take every head dim up to 1024 (gradients on a GPU: 256).
-//! Its functions for paged caches are not served yet.
+//!
+//! # Serving
+//!
+//! [`Append`] writes new keys and values into a cache, contiguous or of pages, and rotates them and the queries. Attention reads the cache
+//! where it lies, as [`Attention::pages`] or [`flash_attn_varlen_paged`] say:
+//!
+//! ```
+//! # fn main() -> candle_core::Result<()> {
+//! use candle_core::{DType, Device, Tensor};
+//! use ferroattn_candle::{Append, Attention};
+//!
+//! let device = Device::Cpu;
+//! // Five pages of 16 keys, in which two sequences have 17 keys and none.
+//! let cache = Tensor::zeros((2, 5, 16, 2, 64), DType::F16, &device)?;
+//! let (k_cache, v_cache) = (cache.get(0)?, cache.get(1)?);
+//! let table = Tensor::new(&[[3_u32, 0], [4, 1]], &device)?;
+//! let mut lengths = Tensor::new(&[17_u32, 0], &device)?;
+//! let [cos, sin] = [(); 2].map(|()| Tensor::ones((32, 32), DType::F32, &device));
+//! let (append, queries) = (Append::new().pages(&table).rotary(&cos?, &sin?), Tensor::ones(2, DType::U32, &device)?);
+//! for _ in 0..3 {
+//!     let q = Tensor::ones((2, 1, 8, 64), DType::F16, &device)?;
+//!     let k = Tensor::ones((2, 1, 2, 64), DType::F16, &device)?;
+//!     let (q, all) = append.clone().lengths(&lengths).run_with(&k, &k, &k_cache, &v_cache, &q)?;
+//!     let attention = Attention::new().causal(true).pages(&table).padded(&queries, &all);
+//!     assert_eq!(attention.forward(&q, &k_cache, &v_cache)?.dims(), [2, 1, 8, 64]);
+//!     lengths = all;
+//! }
+//! assert_eq!(lengths.to_vec1::<u32>()?, [20, 3]);
+//! # Ok(())
+//! # }
+//! ```
 //!
 //! # Features
 //!

@@ -440,6 +440,11 @@ fn appends_to_themselves() -> Result<()> {
     assert_eq!(refused(&other, &other, &first, &first), refusal);
     let overlapping = cache.narrow(1, 3, 4)?;
     assert_eq!(refused(&other, &other, &first, &overlapping), refusal);
+    // One begins where the other ends, and at its last element.
+    let all = f32(&[256]);
+    let from = |element| all.narrow(0, element, 128)?.reshape((2, 4, 2, 8));
+    Append::new().run(&other, &other, &from(128)?, &from(0)?)?;
+    assert_eq!(refused(&other, &other, &from(127)?, &from(0)?), refusal);
     // Side by side but for an element.
     let rows = f32(&[2, 4, 2, 15]);
     let [left, right] = [0, 7].map(|element| rows.narrow(3, element, 8));
