@@ -1,6 +1,6 @@
 //! Packed queries as padded ones, and back: the library has no packed queries beside pages.
 //!
-//! All is done on the device, in the order of its stream: the host reads no offset of a GPU, and waits for none.
+//! All is done on the device, in the order of its stream: the host reads no offset of a GPU.
 
 use crate::Attention;
 use crate::tensors::{expect_device, expect_dtype};

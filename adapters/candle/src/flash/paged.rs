@@ -14,7 +14,7 @@ use candle_core::{Result, Tensor};
 /// With `causal`, query `i` of a sequence sees keys up to `i + keys - queries`.
 ///
 /// Where sequences have uneven numbers of queries, q is copied to `[sequences, max_seqlen_q, heads, dim]` first, and the output back.
-/// Nothing waits for a GPU. There are no gradients.
+/// Nothing is read back from a GPU. There are no gradients.
 ///
 /// ```
 /// # fn main() -> candle_core::Result<()> {

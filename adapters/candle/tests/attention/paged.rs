@@ -363,3 +363,22 @@ fn nothing() -> Result<()> {
     }
     Ok(())
 }
+
+/// Offsets and pages that are not allowed: a GPU reads and writes inside of its tensors.
+#[test]
+fn a_gpu_stays_inside() -> Result<()> {
+    for (device, dtypes) in devices().into_iter().filter(|(device, _)| device.is_cuda()) {
+        let q = Tensor::zeros((5, 4, 16), dtypes[0], &device)?;
+        let k = Tensor::zeros((3, 4, 2, 16), dtypes[0], &device)?;
+        let table = Tensor::new(&[[u32::MAX, 1 << 30], [7, 0]], &device)?;
+        for numbers in [[0, 99, 5], [u32::MAX, 3, 1], [7, 0, u32::MAX], [0, 3, 5]] {
+            let seqlens = Tensor::new(&numbers, &device)?;
+            let o = flash_attn_varlen_paged(
+                &q, &k, &k, &seqlens, &seqlens, &table, 4, 8, 1.0, true, 4,
+            )?;
+            let o = o.to_dtype(DType::F32)?.flatten_all()?;
+            assert_eq!(o.to_vec1::<f32>()?, [0.0; 320]);
+        }
+    }
+    Ok(())
+}
