@@ -2,7 +2,7 @@
 
 use crate::compare::{devices, random};
 use candle_core::{DType, Device, Result, Tensor};
-use ferroattn_candle::flash_attn;
+use ferroattn_candle::{Append, Attention, flash_attn};
 
 /// Layers of attention and of candle's operations.
 fn layers(device: &Device) -> Result<Vec<f32>> {
@@ -28,6 +28,47 @@ fn calls_are_in_the_order_of_candles_stream() -> Result<()> {
     for device in [Device::new_cuda(0)?, Device::new_cuda_with_stream(0)?] {
         for (x, expected) in layers(&device)?.into_iter().zip(&expected) {
             assert!((x - expected).abs() < 0.05, "{x} and {expected}");
+        }
+    }
+    Ok(())
+}
+
+/// Steps of decoding: each appends what the one before computed.
+fn steps(device: &Device) -> Result<Vec<f32>> {
+    let zeros = || Tensor::zeros((8, 16, 4, 64), DType::F16, device);
+    let (k_cache, v_cache) = (zeros()?, zeros()?);
+    let table = Tensor::new(&[[5_u32, 0, 3], [2, 7, 1]], device)?;
+    let queries = Tensor::ones(2, DType::U32, device)?;
+    let mut lengths = Tensor::zeros(2, DType::U32, device)?;
+    let x = random(&[2, 1, 4, 64], 1).to_dtype(DType::F16)?;
+    let mut x = x.to_device(device)?;
+    let append = Append::new().pages(&table);
+    for _ in 0..40 {
+        lengths = append
+            .clone()
+            .lengths(&lengths)
+            .run(&(&x * 0.5)?, &x, &k_cache, &v_cache)?;
+        let attention = Attention::new().causal(true).pages(&table);
+        let o = attention
+            .padded(&queries, &lengths)
+            .forward(&x, &k_cache, &v_cache)?;
+        x = ((x * 0.5)? + o)?;
+    }
+    x.to_dtype(DType::F32)?.flatten_all()?.to_vec1()
+}
+
+#[test]
+fn appends_are_in_the_order_of_candles_stream() -> Result<()> {
+    if !devices().iter().any(|(device, _)| device.is_cuda()) {
+        return Ok(());
+    }
+    let expected = steps(&Device::Cpu)?;
+    for device in [Device::new_cuda(0)?, Device::new_cuda_with_stream(0)?] {
+        for (x, expected) in steps(&device)?.into_iter().zip(&expected) {
+            assert!(
+                (x - expected).abs() < 0.05 * expected.abs().max(1.0),
+                "{x} and {expected}"
+            );
         }
     }
     Ok(())
