@@ -52,7 +52,7 @@ fn steps(device: &Device) -> Result<Vec<f32>> {
         let o = attention
             .padded(&queries, &lengths)
             .forward(&x, &k_cache, &v_cache)?;
-        x = ((x * 0.5)? + o)?;
+        x = ((x * 0.25)? + (o * 0.75)?)?;
     }
     x.to_dtype(DType::F32)?.flatten_all()?.to_vec1()
 }
