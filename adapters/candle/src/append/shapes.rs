@@ -52,18 +52,19 @@ pub(super) fn expect_shapes<'t>(
     };
     let dim_v = v.dims().last().map_or(Any("dim_v"), |&dim| Is(dim));
     let extent = |axis: usize, name| k_cache.dims().get(axis).map_or(Any(name), |&size| Is(size));
-    let (entries, keys) = (extent(0, "entries"), extent(1, "keys"));
+    let [entries, keys] = [extent(0, "entries"), extent(1, "keys")];
     let mut names = tensors.clone().map(|(name, _)| name);
-    let entries_of = match names.any(|name| matches!(name, "pages" | "cache_entries" | "slots")) {
-        true => Any("entries"),
-        false => batch,
-    };
+    let entries_or_batch =
+        match names.any(|name| matches!(name, "pages" | "cache_entries" | "slots")) {
+            true => Any("entries"),
+            false => batch,
+        };
     for (name, tensor) in tensors {
         let axes = match name {
             "k" => continue,
             "v" => of_entry(&[Is(rows), Is(kv_heads), Any("dim_v")]),
             "q" => of_entry(&[Any("seqlen_q"), Any("heads"), Is(dim)]),
-            "k_cache" => vec![entries_of, Any("keys"), Is(kv_heads), Is(dim)],
+            "k_cache" => vec![entries_or_batch, Any("keys"), Is(kv_heads), Is(dim)],
             "v_cache" => vec![entries, keys, Is(kv_heads), dim_v],
             "pages" => vec![batch, Any("most pages")],
             "slots" | "positions" => of_entry(&[Is(rows)]),
