@@ -9,6 +9,7 @@ mod bulk_copy;
 mod caches;
 mod classes;
 mod counters;
+mod decoder;
 mod definition;
 mod empty;
 mod emulated;
@@ -63,6 +64,7 @@ fn main() -> ExitCode {
         ("caches", caches::tests()),
         ("classes", classes::tests()),
         ("counters", counters::tests()),
+        ("decoder", decoder::tests()),
         ("definition", definition::tests()),
         ("emulated", emulated::tests()),
         ("empty", empty::tests()),

@@ -1,6 +1,7 @@
 //! Features of the CUDA driver alone: streams of other owners, graphs, several GPUs.
 
 use super::call::{Call, KINDS, Kind};
+use crate::decoder::{Run, Sizes};
 use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use cudarc::driver::{CudaContext, CudaGraph, CudaStream};
 use ferroattn::{Device, Error, RawWorkspace, Tensor};
@@ -14,6 +15,8 @@ pub fn tests() -> Vec<Test> {
         Test::cuda("streams_of_the_caller", streams),
         Test::cuda("graphs", graphs),
         Test::cuda("devices_opened_in_a_capture", opened_in_a_capture),
+        Test::cuda("graph_of_a_step", graph_of_a_step),
+        Test::cuda("steps_on_two_streams", steps_on_two_streams),
         Test::cuda("threads", threads),
         Test::cuda("two_devices", two_devices),
     ]
@@ -148,6 +151,48 @@ fn opened_in_a_capture(device: &Device) -> Outcome {
         call.queue_in(device, workspace.raw, raw)
     })?;
     replays(device, call, &graph, &stream)
+}
+
+/// One graph for a thousand steps of decoding, whose lengths grow on the device.
+fn graph_of_a_step(device: &Device) -> Outcome {
+    let _alone = alone();
+    let stream = stream()?;
+    // SAFETY: the stream outlives this one, and is waited for before and behind what the default stream does.
+    let borrowed = unsafe { device.borrow_stream(stream.cu_stream().cast()) };
+    let sizes = Sizes::paged(1, 1000);
+    let mut run = Run::new(device, sizes)?;
+    let graph = captured(&stream, || run.step(Some(&borrowed)))?;
+    for step in 0..sizes.steps {
+        run.load(step)?;
+        run.wait()?;
+        graph.launch()?;
+        stream.synchronize()?;
+        run.keep(step)?;
+        run.wait()?;
+    }
+    run.check()
+}
+
+/// Two decoders at once, each on a stream of its own.
+fn steps_on_two_streams(device: &Device) -> Outcome {
+    let streams = [device.stream()?, device.stream()?];
+    let sizes = [Sizes::paged(1, 50), Sizes::paged(3, 50)];
+    let mut runs = [Run::new(device, sizes[0])?, Run::new(device, sizes[1])?];
+    for step in 0..50 {
+        for run in &mut runs {
+            run.load(step)?;
+        }
+        for (run, stream) in runs.iter_mut().zip(&streams) {
+            run.step(Some(stream))?;
+        }
+        for run in &mut runs {
+            run.keep(step)?;
+        }
+    }
+    for run in runs {
+        run.check()?;
+    }
+    PASSED
 }
 
 /// Four threads with a call each, again and again.

@@ -37,6 +37,8 @@ use std::sync::Arc;
 pub struct Stream {
     device: Device,
     gpu: Option<(Arc<Gpu>, Handle)>,
+    /// Whether it ends with this value.
+    is_owned: bool,
 }
 
 impl Device {
@@ -49,7 +51,23 @@ impl Device {
         Ok(Stream {
             device: self.clone(),
             gpu: self.gpu().map(create).transpose()?,
+            is_owned: true,
         })
+    }
+
+    /// A stream of another owner, such as candle's or one that a CUDA graph is captured on, for safe calls on it.
+    ///
+    /// # Safety
+    /// - On a GPU `stream` is null, or a live stream of the device's primary context as long as the value.
+    /// - The default stream does not wait for a stream that was created as a non-blocking one: nothing reads, writes or drops
+    ///   tensors of its work before the caller has waited for it, and it gets no work on tensors that the default stream still
+    ///   writes.
+    pub unsafe fn borrow_stream(&self, stream: RawStream) -> Stream {
+        Stream {
+            device: self.clone(),
+            gpu: self.gpu().map(|gpu| (Arc::clone(gpu), Handle(stream))),
+            is_owned: false,
+        }
     }
 }
 
@@ -110,7 +128,7 @@ impl Stream {
 impl Drop for Stream {
     /// The driver finishes the work first.
     fn drop(&mut self) {
-        if let Some((gpu, stream)) = &self.gpu {
+        if let (Some((gpu, stream)), true) = (&self.gpu, self.is_owned) {
             // SAFETY: created once, and destroyed once, here.
             unsafe { gpu.driver().destroy_stream(*stream) };
         }
