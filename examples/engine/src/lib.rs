@@ -3,15 +3,15 @@
 //! | module | what it shows |
 //! |---|---|
 //! | [`model`] | one layer: a projection to packed queries, keys and values, attention, logits |
-//! | [`cache`] | keys and values of a batch of requests, `[batch, rows, heads, dim]` |
-//! | [`generate`] | prefill of prompts of any lengths at once, and decoding, a token of each request at a time |
+//! | [`requests`] | prompts of any lengths at once, then steps of decoding, whose keys and values grow in pages |
+//! | [`generate`] | text, with a cache and without |
 //! | [`train`] | gradients through attention into one packed tensor |
 
 #![forbid(unsafe_code)]
 
-pub mod cache;
 pub mod generate;
 pub mod model;
+pub mod requests;
 pub mod train;
 
 use ferroattn::Device;

@@ -54,6 +54,18 @@ impl Model {
         })
     }
 
+    /// The model on another device.
+    pub fn on(&self, device: &Device) -> Result<Self> {
+        let copy =
+            |weights: &Tensor<f16, 2>| Tensor::new(device, weights.shape(), &weights.to_vec()?);
+        Ok(Model {
+            device: device.clone(),
+            embedding: copy(&self.embedding)?,
+            rows: self.rows.clone(),
+            projection: copy(&self.projection)?,
+        })
+    }
+
     /// The states of tokens, `[tokens, WIDTH]`.
     pub fn embed(&self, tokens: &[u8]) -> Result<Tensor<f16, 2>> {
         let rows = tokens.iter().flat_map(|&token| {

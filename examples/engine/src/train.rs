@@ -1,6 +1,6 @@
 //! Gradients through attention, into one packed tensor, and a step down.
 
-use crate::generate::{offsets, rows};
+use crate::requests::{offsets, rows};
 use crate::model::{DIM, HEADS, KV_HEADS, Model, PROJECTED, VOCABULARY, WIDTH};
 use ferroattn::{Attention, BackwardInputs, Gemm, GradientsMut, Result, Tensor, f16};
 
