@@ -60,7 +60,12 @@ const TESTED: &[(&str, &[&str])] = &[
     ("tests/pages.rs::wrong_pages", &["Attention::pages"]),
     (
         "tests/decoder.rs::refused",
-        &["Decoder::new", "Decoder::rotary", "Decoder::layer", "Decoder::advance"],
+        &[
+            "Decoder::new",
+            "Decoder::rotary",
+            "Decoder::layer",
+            "Decoder::advance",
+        ],
     ),
     (
         "ferroattn/tests/wrong_arguments.rs::problems_of_any_fields",
