@@ -92,6 +92,10 @@ impl Task<'_> {
             *pass == Pass::Both || self.args.splits <= 1,
             "--splits is for the forward pass; type --pass both"
         );
+        ensure!(
+            self.args.modifiers.append.is_none(),
+            "--append is for the forward pass alone"
+        );
         let mut call = self.args.call();
         if !any {
             call = call.kernel(kernel);
@@ -123,7 +127,10 @@ impl Task<'_> {
         by: impl FnOnce(Attention<'static>) -> Attention<'static>,
     ) -> ferroattn::Result<Choice> {
         let call = by(self.args.call().splits(self.args.splits));
+        let ([k, v], _) = self.args.modifiers.cache_shapes(&self.problem);
         let tensors = RawForward {
+            k: RawTensor::row_major(k),
+            v: RawTensor::row_major(v),
             options: self.options(),
             ..RawForward::row_major(&self.problem)
         };

@@ -64,6 +64,7 @@ impl<'a> Source<'a> {
         let v = kv(args.dim_v.unwrap_or(args.dim));
         let problem = args.call().problem(q, kv(args.dim), v)?;
         args.modifiers.expect_sequences(&problem)?;
+        args.modifiers.expect_cache(&problem)?;
         let dtype = args.dtype.unwrap_or(Dtype::F16);
         Ok(Source {
             args,
@@ -103,6 +104,7 @@ impl<'a> Source<'a> {
             return Err(error.into());
         }
         args.modifiers.expect_sequences(&problem)?;
+        args.modifiers.expect_cache(&problem)?;
         let dtype = args.dtype.unwrap_or(match of_file(tensors[0].1.dtype) {
             Dtype::Bf16 => Dtype::Bf16,
             _ => Dtype::F16,

@@ -1,6 +1,7 @@
 //! The command: computes attention or a matrix product, checks the result and prints how long it took.
 
 mod args;
+mod cache;
 mod choice;
 mod counters;
 mod device;

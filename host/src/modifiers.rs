@@ -50,6 +50,12 @@ pub struct Modifiers {
     #[arg(value_delimiter = ',', action = ArgAction::Set)]
     #[arg(value_parser = whole(0..=MAX_SEQLEN as usize))]
     pub lengths: Option<Vec<usize>>,
+    /// Keys and values in pages of this many keys, a power of 2, behind a table; the last page first
+    #[arg(long, value_name = "KEYS", value_parser = whole(1..=MAX_SEQLEN as usize))]
+    pub page: Option<usize>,
+    /// Append the last ROWS keys and values of each entry of the batch before each call; times include it
+    #[arg(long, value_name = "ROWS", value_parser = whole(1..=MAX_SEQLEN as usize))]
+    pub append: Option<usize>,
 }
 
 impl Modifiers {
@@ -64,6 +70,8 @@ impl Modifiers {
             ("--mask", self.mask),
             ("--packed", self.packed.is_some()),
             ("--lengths", self.lengths.is_some()),
+            ("--page", self.page.is_some()),
+            ("--append", self.append.is_some()),
         ];
         let on = options.into_iter().find(|(_, is_on)| *is_on);
         on.map(|(name, _)| name)
@@ -154,6 +162,8 @@ impl Modifiers {
         planned.bias = pairs.planned_bias(problem);
         planned.mask = pairs.planned_mask(problem);
         planned.sequences = sequences.map(|sequences| sequences.map(numbers));
+        let (_, table) = self.cache_shapes(problem);
+        planned.pages = table.map(RawTensor::row_major);
         planned
     }
 

@@ -1,6 +1,7 @@
 //! `attention`: the forward and the backward pass, measured and checked.
 
 use crate::args::{Args, Pass};
+use crate::cache::Cache;
 use crate::choice::{Choice, Task};
 use crate::device;
 use crate::inputs::{Inputs, Source, rows_not_finite};
@@ -47,6 +48,10 @@ struct AttentionCall {
     mask: Option<&'static str>,
     /// Offsets or lengths.
     sequences: Option<Sequences<Vec<i32>>>,
+    /// Keys of a page.
+    page: Option<usize>,
+    /// Keys that the call appends to each entry of the batch.
+    append: Option<usize>,
 }
 
 impl fmt::Display for AttentionCall {
@@ -93,9 +98,16 @@ impl fmt::Display for AttentionCall {
         }
         match &self.sequences {
             Some(packed @ Sequences::Packed { .. }) => {
-                write!(f, ", {} packed sequences", packed.lengths().len())
+                write!(f, ", {} packed sequences", packed.lengths().len())?;
             }
-            Some(Sequences::Padded { .. }) => write!(f, ", padded"),
+            Some(Sequences::Padded { .. }) => write!(f, ", padded")?,
+            None => {}
+        }
+        if let Some(page) = self.page {
+            write!(f, ", pages of {page}")?;
+        }
+        match self.append {
+            Some(rows) => write!(f, ", {rows} appended"),
             None => Ok(()),
         }
     }
@@ -158,8 +170,7 @@ struct Tensors<'a, T: Element> {
     /// Tensors of options, on the CPU.
     host_options: HostOptions<'a>,
     q: Tensor<T>,
-    k: Tensor<T>,
-    v: Tensor<T>,
+    cache: Cache<T>,
 }
 
 fn compute<T: Element>(
@@ -183,13 +194,12 @@ fn compute<T: Element>(
     note_not_finite(&inputs, &problem, &progress);
     let [q, k, v] = &inputs.qkv;
     let call = inputs.options.given_to(&args.call());
-    let tensors = Tensors {
+    let mut tensors = Tensors {
         inputs: &inputs,
         options: inputs.options.on(device)?,
         host_options: call.host_options(&problem)?,
         q: Tensor::new(device, problem.q_shape(), q)?,
-        k: Tensor::new(device, problem.k_shape(), k)?,
-        v: Tensor::new(device, problem.v_shape(), v)?,
+        cache: Cache::new(device, &args.modifiers, &problem, [k, v])?,
     };
     let mut report = Report::new(&args.run, device, &progress);
     let mut results = Results {
@@ -199,7 +209,7 @@ fn compute<T: Element>(
     let mut right = true;
     if args.pass != Pass::Backward {
         for choice in choices {
-            results.forward = forward(task, choice, &tensors, &mut report)?;
+            results.forward = forward(task, choice, &mut tensors, &mut report)?;
             right &= results.forward.is_some();
         }
     }
@@ -236,7 +246,7 @@ fn note_not_finite<T: Element>(inputs: &Inputs<T>, problem: &Problem, progress: 
 fn forward<T: Element>(
     task: &Task,
     choice: &Choice,
-    tensors: &Tensors<T>,
+    tensors: &mut Tensors<T>,
     report: &mut Report<AttentionCall>,
 ) -> Result<Option<(Vec<T>, Vec<f32>)>> {
     let (run, device, problem) = (&task.args.run, task.device, &task.problem);
@@ -245,14 +255,15 @@ fn forward<T: Element>(
         options,
         host_options,
         q,
-        k,
-        v,
+        cache,
     } = tensors;
     let (name, call) = (&choice.name, options.given_to(&choice.call));
     let mut o = poisoned(device, problem.o_shape(), T::from_f32(f32::NAN))?;
     let mut lse = poisoned(device, problem.lse_shape(), f32::NAN)?;
     let times = measure::times(run, device, report.progress(), name, || {
-        call.forward_into(q, k, v, &mut o, &mut lse)
+        cache.append()?;
+        let call = cache.given_to(&call);
+        call.forward_into(q, &cache.k, &cache.v, &mut o, &mut lse)
     })?;
     let (o, lse) = (o.to_vec()?, lse.to_vec()?);
 
@@ -294,8 +305,7 @@ fn gradients<T: Element>(
         inputs,
         options,
         q,
-        k,
-        v,
+        cache: Cache { k, v, .. },
         ..
     } = tensors;
     let (name, call) = (&choice.name, options.given_to(&choice.call));
@@ -395,6 +405,8 @@ impl Task<'_> {
             bias: self.pairs.bias.map(|(dtype, _)| dtype.name()),
             mask: self.pairs.mask_name(),
             sequences: self.args.modifiers.sequences(&self.problem),
+            page: self.args.modifiers.page,
+            append: self.args.modifiers.append,
         }
     }
 }

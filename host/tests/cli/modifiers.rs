@@ -62,6 +62,25 @@ fn sequences_alone_and_with_other_options() {
     }
 }
 
+/// Each call writes the appended keys, which are NaN before.
+#[test]
+fn pages_and_appended_keys() {
+    for options in [
+        "--seqlen 8 --seqlen-kv 96 --page 16 --causal",
+        "--seqlen 3 --seqlen-kv 96 --append 3 --causal",
+        "--batch 2 --seqlen 1 --seqlen-kv 96 --page 8 --append 2 --lengths 90,2 --sinks",
+        "--batch 2 --seqlen 70 --seqlen-kv 70 --page 2 --append 70 --window 9,0",
+    ] {
+        let sizes = "--heads 4 --kv-heads 2 --dim 24 --iters 2 --warmup 0";
+        for device in ["cpu", "emulator", "emulator:sm_90"] {
+            let line = format!("--json --device {device} --check full {sizes} {options}");
+            let finished = run_line(&line);
+            assert_eq!(finished.status, Some(0), "{line}: {}", finished.stderr);
+            assert_eq!(outcome(&finished.stdout)["passed"], true, "{line}");
+        }
+    }
+}
+
 /// Scores are 0: a row's lse counts the keys that it sees.
 #[test]
 fn sequences_have_the_lengths_of_the_list() {
@@ -345,6 +364,30 @@ fn bad_values_are_refused() {
             "--seqlen 64 --lengths 65",
             "--lengths has 65; it must be at most seqlen_kv, which is 64",
         ),
+        (
+            "--page 12 --seqlen 48",
+            "--page is 12; it must be a power of 2",
+        ),
+        (
+            "--page 16 --seqlen 40",
+            "seqlen_kv is 40; with --page it must be a multiple of 16",
+        ),
+        (
+            "--append 5 --seqlen 40 --lengths 4",
+            "--append is 5; it must be at most the keys of an entry of the batch, which are 4",
+        ),
+        (
+            "--append 5 --packed 40 --seqlen 40",
+            "--append takes no --packed",
+        ),
+        (
+            "--page 16 --seqlen 64 --pass backward",
+            "there are no gradients of a call with pages",
+        ),
+        (
+            "--append 5 --seqlen 64 --pass both",
+            "--append is for the forward pass alone",
+        ),
     ] {
         refuse(line, &[reason]);
     }
@@ -366,6 +409,8 @@ fn bad_values_are_refused() {
         "--dim-v 8",
         "--packed 4096",
         "--lengths 7",
+        "--page 16",
+        "--append 1",
     ] {
         let (name, _) = option.split_once(' ').unwrap_or((option, ""));
         for kernel in ["tiled-qkv", "naive", "ladder"] {

@@ -1,0 +1,168 @@
+//! Keys and values on the device: in one piece or in pages, all there or the last ones appended by each call.
+
+use crate::memory::poisoned;
+use crate::modifiers::Modifiers;
+use anyhow::{Result, ensure};
+use ferroattn::{Append, Attention, Device, Element, Problem, Tensor};
+
+/// K and V of a problem.
+pub struct Cache<T> {
+    pub k: Tensor<T>,
+    pub v: Tensor<T>,
+    /// The pages of each entry of the batch.
+    table: Option<Tensor<i32, 2>>,
+    appended: Option<Appended<T>>,
+}
+
+/// The last keys and values of each entry of the batch.
+struct Appended<T> {
+    k: Tensor<T>,
+    v: Tensor<T>,
+    /// Keys before them.
+    lengths: Tensor<i32, 1>,
+}
+
+impl Modifiers {
+    /// Checks that pages and appended keys fit the problem.
+    ///
+    /// # Errors
+    /// Says what does not, and what is allowed.
+    pub fn expect_cache(&self, problem: &Problem) -> Result<()> {
+        if let Some(page) = self.page {
+            let keys = problem.seqlen_kv;
+            ensure!(
+                page.is_power_of_two(),
+                "--page is {page}; it must be a power of 2"
+            );
+            ensure!(
+                keys.is_multiple_of(page),
+                "seqlen_kv is {keys}; with --page it must be a multiple of {page}"
+            );
+        }
+        let Some(rows) = self.append else {
+            return Ok(());
+        };
+        for keys in self.keys(problem) {
+            ensure!(
+                rows <= keys,
+                "--append is {rows}; it must be at most the keys of an entry of the batch, which are {keys}"
+            );
+        }
+        ensure!(
+            self.packed.is_none(),
+            "--append takes no --packed; --lengths says how many keys entries have"
+        );
+        Ok(())
+    }
+
+    /// Keys of each entry of the batch.
+    fn keys(&self, problem: &Problem) -> Vec<usize> {
+        let all = || vec![problem.seqlen_kv; problem.batch];
+        self.lengths.clone().unwrap_or_else(all)
+    }
+
+    /// Shapes of K and V, as calls take them, and of the table of pages.
+    pub fn cache_shapes(&self, problem: &Problem) -> ([[usize; 4]; 2], Option<[usize; 2]>) {
+        let shapes = [problem.k_shape(), problem.v_shape()];
+        let Some(page) = self.page else {
+            return (shapes, None);
+        };
+        let [batch, most] = [problem.batch, problem.seqlen_kv / page];
+        let in_pages = shapes.map(|[_, kv_heads, _, dim]| [batch * most, kv_heads, page, dim]);
+        (in_pages, Some([batch, most]))
+    }
+}
+
+impl<T: Element> Cache<T> {
+    /// Row-major K and V on the device, in pages if the call has some, the last page first. Keys that calls append are NaN before.
+    pub fn new(
+        device: &Device,
+        modifiers: &Modifiers,
+        problem: &Problem,
+        [k, v]: [&[T]; 2],
+    ) -> ferroattn::Result<Self> {
+        let mut k = Tensor::new(device, problem.k_shape(), k)?;
+        let mut v = Tensor::new(device, problem.v_shape(), v)?;
+        let appended = match modifiers.append {
+            None => None,
+            Some(rows) => {
+                let keys = modifiers.keys(problem);
+                let before: Vec<_> = keys.iter().map(|keys| keys - rows).collect();
+                let lengths: Vec<i32> = before.iter().map(|&keys| keys as i32).collect();
+                Some(Appended {
+                    k: taken(&mut k, &before, rows)?,
+                    v: taken(&mut v, &before, rows)?,
+                    lengths: Tensor::new(device, [lengths.len()], &lengths)?,
+                })
+            }
+        };
+        let ([k_shape, v_shape], table) = modifiers.cache_shapes(problem);
+        let table = match table {
+            None => None,
+            Some(shape @ [batch, most]) => {
+                (k, v) = (in_pages(&k, k_shape)?, in_pages(&v, v_shape)?);
+                let pages: Vec<i32> = (0..(batch * most) as i32).rev().collect();
+                Some(Tensor::new(device, shape, &pages)?)
+            }
+        };
+        Ok(Cache {
+            k,
+            v,
+            table,
+            appended,
+        })
+    }
+
+    /// The call with the pages.
+    pub fn given_to<'a>(&'a self, call: &Attention<'a>) -> Attention<'a> {
+        match &self.table {
+            Some(table) => call.pages(table),
+            None => call.clone(),
+        }
+    }
+
+    /// Appends the keys and values that calls append.
+    pub fn append(&mut self) -> ferroattn::Result<()> {
+        let Some(Appended { k, v, lengths }) = &self.appended else {
+            return Ok(());
+        };
+        let append = Append::new().lengths(lengths);
+        let append = match &self.table {
+            Some(table) => append.pages(table),
+            None => append,
+        };
+        append.run(k, v, &mut self.k, &mut self.v)
+    }
+}
+
+/// So many rows of each entry of the batch, from these on; NaN takes their place.
+fn taken<T: Element>(
+    all: &mut Tensor<T>,
+    first: &[usize],
+    rows: usize,
+) -> ferroattn::Result<Tensor<T>> {
+    let [batch, heads, _, dim] = all.shape();
+    let mut taken = Tensor::zeros(&all.device(), [batch, heads, rows, dim])?;
+    let nan = poisoned(&all.device(), [1, heads, rows, dim], T::from_f32(f32::NAN))?;
+    for (entry, &first) in first.iter().enumerate() {
+        let mut from = all.view_mut().narrow(0, entry, 1)?.narrow(2, first, rows)?;
+        taken.view_mut().narrow(0, entry, 1)?.copy_from(&from)?;
+        from.copy_from(&nan)?;
+    }
+    Ok(taken)
+}
+
+/// `[batch, heads, keys, dim]` as pages of this shape, the last one first.
+fn in_pages<T: Element>(all: &Tensor<T>, shape: [usize; 4]) -> ferroattn::Result<Tensor<T>> {
+    let [pages, _, page, _] = shape;
+    let [batch, _, keys, _] = all.shape();
+    let most = keys / page;
+    let mut in_pages = Tensor::zeros(&all.device(), shape)?;
+    for (entry, place) in (0..batch).flat_map(|entry| (0..most).map(move |place| (entry, place))) {
+        let from = all.view().narrow(0, entry, 1)?;
+        let number = pages - 1 - (entry * most + place);
+        let mut page_at = in_pages.view_mut().narrow(0, number, 1)?;
+        page_at.copy_from(&from.narrow(2, place * page, page)?)?;
+    }
+    Ok(in_pages)
+}
