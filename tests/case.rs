@@ -11,6 +11,7 @@ use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use rand_distr::StandardNormal;
 use serde::{Deserialize, Serialize};
+use std::borrow::Cow;
 use std::fmt;
 
 /// Sizes, options and memory layouts of a forward pass.
@@ -53,6 +54,8 @@ pub struct Case {
     pub k: Layout,
     /// Memory layout of v.
     pub v: Layout,
+    /// Whether v is the first part of k, in memory too.
+    pub values_in_keys: bool,
     /// Memory layout of o.
     pub o: Layout,
     /// Seed of the random inputs.
@@ -96,6 +99,7 @@ impl Default for Case {
             q: Layout::Bhnd,
             k: Layout::Bhnd,
             v: Layout::Bhnd,
+            values_in_keys: false,
             o: Layout::Bhnd,
             seed: 0,
         }
@@ -247,6 +251,15 @@ impl Case {
         (case, inputs)
     }
 
+    /// Inputs whose v is the first part of k, if the case's is.
+    fn with_values_in_keys<'a>(&self, inputs: &'a Inputs) -> Cow<'a, Array4<f32>> {
+        let [.., dim_v] = self.v_shape();
+        match self.values_in_keys {
+            true => Cow::Owned(inputs.k.slice(s![.., .., .., ..dim_v]).to_owned()),
+            false => Cow::Borrowed(&inputs.v),
+        }
+    }
+
     /// Runs the case on a device, outputs poisoned, with guard margins around all memory, and checks
     /// that o and lse agree with the reference, that nothing beside them was written, and that q, k
     /// and v are as before.
@@ -274,7 +287,7 @@ impl Case {
         };
         let q = place_input(self.q, &inputs.q);
         let k = place_input(self.k, &inputs.k);
-        let v = place_input(self.v, &inputs.v);
+        let v = place_input(self.v, &self.with_values_in_keys(inputs));
         let mut o = place(self.o, problem.o_shape());
         let [_, head, row, _] = Layout::Bhnd.strides([self.batch, self.heads, self.seqlen_q, 1]);
         let lse_strides = [head * self.heads as isize, head, row];
@@ -283,11 +296,16 @@ impl Case {
         let on_device = [q.upload(device)?, k.upload(device)?, v.upload(device)?];
         let (mut device_o, mut device_lse) = (o.upload(device)?, lse.upload(device)?);
         let [device_q, device_k, device_v] = &on_device;
+        let [.., dim_v] = self.v_shape();
+        let device_v = match self.values_in_keys {
+            true => device_k.view().narrow(3, 0, dim_v)?,
+            false => device_v.view(),
+        };
         let modifiers = self.modifiers.tensors(device, &problem, self.seed)?;
         modifiers.of(self.options(device)).forward_into(
             device_q,
             device_k,
-            device_v,
+            &device_v,
             &mut device_o,
             &mut device_lse,
         )?;

@@ -21,6 +21,7 @@ mod kernels;
 #[cfg(feature = "ladder")]
 mod ladder;
 mod large_offsets;
+mod latent;
 mod lengths;
 mod maxima;
 mod merge;
@@ -75,6 +76,7 @@ fn main() -> ExitCode {
         #[cfg(feature = "ladder")]
         ("ladder", ladder::tests()),
         ("large_offsets", large_offsets::tests()),
+        ("latent", latent::tests()),
         ("lengths", lengths::tests()),
         ("maxima", maxima::tests()),
         ("merge", merge::tests()),

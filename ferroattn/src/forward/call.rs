@@ -331,6 +331,10 @@ impl Attention<'_> {
             tensor.expect_rows(argument, "dim")?;
         }
         o.layout().expect_injective("o")?;
+        let options = RawOptions {
+            values_in_keys: v.is_first_part_of(k),
+            ..options
+        };
         Ok((problem, RawForward { options, ..*args }))
     }
 
