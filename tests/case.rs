@@ -11,7 +11,6 @@ use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use rand_distr::StandardNormal;
 use serde::{Deserialize, Serialize};
-use std::borrow::Cow;
 use std::fmt;
 
 /// Sizes, options and memory layouts of a forward pass.
@@ -251,12 +250,26 @@ impl Case {
         (case, inputs)
     }
 
-    /// Inputs whose v is the first part of k, if the case's is.
-    fn with_values_in_keys<'a>(&self, inputs: &'a Inputs) -> Cow<'a, Array4<f32>> {
-        let [.., dim_v] = self.v_shape();
-        match self.values_in_keys {
-            true => Cow::Owned(inputs.k.slice(s![.., .., .., ..dim_v]).to_owned()),
-            false => Cow::Borrowed(&inputs.v),
+    /// The case of latent attention: keys of 576 elements, whose first 512 are the values.
+    #[must_use]
+    pub fn latent(self) -> Self {
+        Case {
+            dim: 576,
+            modifiers: Modifiers {
+                dim_v: Some(512),
+                ..self.modifiers
+            },
+            values_in_keys: true,
+            ..self
+        }
+    }
+
+    /// The case as its kernel serves it: a kernel of latent attention serves nothing else.
+    #[must_use]
+    pub fn as_served(self) -> Self {
+        match &self.kernel {
+            Some(kernel) if kernel.starts_with("latent") => self.latent(),
+            _ => self,
         }
     }
 
@@ -287,7 +300,15 @@ impl Case {
         };
         let q = place_input(self.q, &inputs.q);
         let k = place_input(self.k, &inputs.k);
-        let v = place_input(self.v, &self.with_values_in_keys(inputs));
+        let mut v = place_input(self.v, &inputs.v);
+        let [.., dim_v] = self.v_shape();
+        if self.values_in_keys {
+            v = Guarded::poisoned(self.v_shape(), Layout::Bhnd.strides(self.v_shape()), 0);
+            let keys: Vec<T> = k.elements().collect();
+            let values = keys.chunks(self.dim).flat_map(|key| &key[..dim_v]);
+            let values: Vec<T> = values.copied().collect();
+            v.fill(values.into_iter());
+        }
         let mut o = place(self.o, problem.o_shape());
         let [_, head, row, _] = Layout::Bhnd.strides([self.batch, self.heads, self.seqlen_q, 1]);
         let lse_strides = [head * self.heads as isize, head, row];
@@ -296,7 +317,6 @@ impl Case {
         let on_device = [q.upload(device)?, k.upload(device)?, v.upload(device)?];
         let (mut device_o, mut device_lse) = (o.upload(device)?, lse.upload(device)?);
         let [device_q, device_k, device_v] = &on_device;
-        let [.., dim_v] = self.v_shape();
         let device_v = match self.values_in_keys {
             true => device_k.view().narrow(3, 0, dim_v)?,
             false => device_v.view(),

@@ -7,7 +7,7 @@ use ndarray::s;
 use proptest::prelude::*;
 use tests::modifiers::Pages;
 use tests::strategy::{cases, check_some, few, few_queries, paged, sequenced};
-use tests::{Case, Layout, Modifiers, Outcome, PASSED, Test};
+use tests::{Case, Inputs, Layout, Modifiers, Outcome, PASSED, Test};
 
 /// The tests of this file.
 pub fn tests() -> Vec<Test> {
@@ -20,17 +20,21 @@ pub fn tests() -> Vec<Test> {
             check(device, paged(sequenced(few_queries(cases()))))
         }),
         Test::new("walks", |device| {
-            let cases = few_queries(cases()).prop_map(latent);
+            let cases = few_queries(cases()).prop_map(Case::latent);
             walks(device, few(device, 12), cases)
         }),
         Test::new("heads", heads),
         Test::new("lengths", lengths),
         Test::new("pages", pages),
         Test::new("uneven", uneven),
+        Test::new("growing", growing),
         Test::new("values_behind_the_mask", values_behind_the_mask),
+        Test::new("queries_without_numbers", queries_without_numbers),
     ];
+    // The others count on values that are not in keys.
     let special = special_values::all().into_iter();
-    let special = special.filter(|(name, _)| !name.ends_with("_in_v"));
+    let special =
+        special.filter(|(name, _)| !name.contains("_in_") && name != "every_score_minus_infinity");
     tests.extend(
         special.map(|(name, special)| Test::new(name, move |device| special(device, &variants))),
     );
@@ -38,20 +42,7 @@ pub fn tests() -> Vec<Test> {
 }
 
 fn check(device: &Device, cases: impl Strategy<Value = Case>) -> Outcome {
-    check_some(device, few(device, 10), cases.prop_map(latent))
-}
-
-/// The case with keys that hold their values.
-pub fn latent(case: Case) -> Case {
-    Case {
-        dim: 576,
-        modifiers: Modifiers {
-            dim_v: Some(512),
-            ..case.modifiers
-        },
-        values_in_keys: true,
-        ..case
-    }
+    check_some(device, few(device, 10), cases.prop_map(Case::latent))
 }
 
 /// Both dtypes and masks, with splits and without.
@@ -66,7 +57,7 @@ fn variants(case: &Case) -> Vec<Case> {
         (Dtype::Bf16, true, 576, 2),
         (Dtype::F16, true, 576, 1),
     ]);
-    variants.map(latent).to_vec()
+    variants.map(Case::latent).to_vec()
 }
 
 /// 16 and 128 heads of one query and of several, and numbers that fill no tile; a row between two tiles.
@@ -96,7 +87,7 @@ fn heads(device: &Device) -> Outcome {
                 splits,
                 ..Case::default()
             };
-            latent(case).check(device)?;
+            case.latent().check(device)?;
         }
     }
     PASSED
@@ -122,7 +113,7 @@ fn lengths(device: &Device) -> Outcome {
             splits,
             ..Case::default()
         };
-        latent(case).check(device)?;
+        case.latent().check(device)?;
     }
     PASSED
 }
@@ -136,7 +127,7 @@ pub fn case_of_pages(keys: usize, seqlen_q: usize) -> Case {
         false => [-1, i32::MAX][index % 2],
     };
     let of = (0..2).flat_map(|entry| (0..most).map(move |index| number(entry, index)));
-    latent(Case {
+    Case {
         batch: 2,
         heads: 16,
         seqlen_q,
@@ -155,7 +146,8 @@ pub fn case_of_pages(keys: usize, seqlen_q: usize) -> Case {
             ..Modifiers::default()
         },
         ..Case::default()
-    })
+    }
+    .latent()
 }
 
 /// Pages of each size: of less than 8 keys another kernel takes them. Rows that no query sees are NaN.
@@ -178,10 +170,27 @@ fn uneven(device: &Device) -> Outcome {
     uneven_case().check(device)
 }
 
+/// Maxima that grow in blocks of both warpgroups.
+fn growing(device: &Device) -> Outcome {
+    for splits in [1, 2] {
+        let case = Case {
+            heads: 16,
+            seqlen_q: 4,
+            seqlen_kv: 400,
+            causal: true,
+            splits,
+            ..Case::default()
+        };
+        let (case, inputs) = rising(&case.latent());
+        case.run(device, &inputs)?;
+    }
+    PASSED
+}
+
 /// Nine entries, of which one has no key, and one more than all others.
 pub fn uneven_case() -> Case {
     let kv = vec![1400, 0, 3, 64, 200, 129, 511, 17, 70];
-    latent(Case {
+    Case {
         batch: kv.len(),
         heads: 20,
         seqlen_q: 4,
@@ -195,7 +204,8 @@ pub fn uneven_case() -> Case {
             ..Modifiers::default()
         },
         ..Case::default()
-    })
+    }
+    .latent()
 }
 
 /// A key that the last query alone sees, with an infinity or a NaN, in each half of the values and behind them.
@@ -208,19 +218,61 @@ fn values_behind_the_mask(device: &Device) -> Outcome {
         (575, f32::NAN),
     ] {
         for (seqlen_kv, splits) in [(40, 1), (64, 1), (65, 1), (97, 2), (200, 1)] {
-            let case = latent(Case {
-                heads: 16,
-                seqlen_q: 4,
-                seqlen_kv,
-                causal: true,
-                splits,
-                ..Case::default()
-            });
-            let mut inputs = case.inputs();
-            let place = s![.., .., seqlen_kv - 1, column];
-            inputs.k.slice_mut(place).fill(value);
+            let (case, inputs) = hidden_infinity(seqlen_kv, splits, (column, value));
             case.run(device, &inputs)
                 .map_err(|failed| format!("{case}: {}", failed.message().unwrap_or_default()))?;
+        }
+    }
+    PASSED
+}
+
+/// A case whose last key, which the last query alone sees, has such a value in a column.
+pub fn hidden_infinity(
+    seqlen_kv: usize,
+    splits: u32,
+    (column, value): (usize, f32),
+) -> (Case, Inputs) {
+    let case = Case {
+        heads: 16,
+        seqlen_q: 4,
+        seqlen_kv,
+        causal: true,
+        splits,
+        ..Case::default()
+    }
+    .latent();
+    let mut inputs = case.inputs();
+    let place = s![.., .., seqlen_kv - 1, column];
+    inputs.k.slice_mut(place).fill(value);
+    (case, inputs)
+}
+
+/// The case with scores that grow from block to block, so that maxima change in each, of every third query only.
+pub fn rising(case: &Case) -> (Case, Inputs) {
+    let grows = |kind, key: usize| match kind {
+        0 => (key / 32 * 16) as f32,
+        _ => 0.0,
+    };
+    case.with_scores(2, |query| usize::from(query % 3 > 0), grows)
+}
+
+/// A query with a NaN or an infinity, which reaches its own row alone.
+fn queries_without_numbers(device: &Device) -> Outcome {
+    for value in [f32::NAN, f32::INFINITY] {
+        let case = Case {
+            heads: 16,
+            seqlen_q: 4,
+            seqlen_kv: 150,
+            causal: true,
+            ..Case::default()
+        }
+        .latent();
+        let mut inputs = case.inputs();
+        inputs.q[[0, 5, 2, 570]] = value;
+        let found = case.run(device, &inputs)?;
+        for ((_, head, query, column), o) in found.o.indexed_iter() {
+            let is_spoilt = (head, query) == (5, 2);
+            assert_eq!(o.is_nan(), is_spoilt, "{head}, {query}, {column}");
         }
     }
     PASSED
