@@ -211,7 +211,9 @@ impl<T: Element> Bench<T> {
         let mut host = random::inputs(&problem, seed);
         if shape.values_in_keys {
             let values = host[1].chunks(shape.dim);
-            host[2] = values.flat_map(|key| key[..shape.dim_v()].to_vec()).collect();
+            host[2] = values
+                .flat_map(|key| key[..shape.dim_v()].to_vec())
+                .collect();
         }
         let [q, k, v] = &host;
         Ok(Bench {

@@ -359,7 +359,11 @@ mod tests {
                 .attention()
                 .plan(Some(&h100), shape.dtype.into(), &args);
             let kernel = plan.expect("a kernel").kernel;
-            assert_eq!(kernel.starts_with("latent"), shape.values_in_keys, "{shape}");
+            assert_eq!(
+                kernel.starts_with("latent"),
+                shape.values_in_keys,
+                "{shape}"
+            );
         }
         let pages = |shape: &&Shape| shape.page.is_some();
         assert_eq!(

@@ -353,7 +353,10 @@ impl Shape {
             options: self.planned_options(),
             k,
             v: match self.values_in_keys {
-                true => RawTensor { shape: v.shape, ..k },
+                true => RawTensor {
+                    shape: v.shape,
+                    ..k
+                },
                 false => v,
             },
             ..RawForward::row_major(problem)

@@ -20,6 +20,13 @@ pub const MUTANTS: &[Mutant] = &[
         what: "keys loaded into the first stage alone",
         kernel: LATENT,
         pattern: ", 3;",
+        which: Last,
+        change: zero,
+    },
+    Mutant {
+        what: "a block read from the first stage",
+        kernel: LATENT,
+        pattern: ", 3;",
         which: Nth(0),
         change: zero,
     },
@@ -80,10 +87,10 @@ pub const MUTANTS: &[Mutant] = &[
         change: |line| line.replace('0', "1"),
     },
     Mutant {
-        what: "no wgmma.fence before scores",
+        what: "no wgmma.fence before a product",
         kernel: LATENT,
         pattern: "wgmma.fence",
-        which: Nth(4),
+        which: Nth(5),
         change: remove,
     },
     Mutant {
@@ -97,8 +104,8 @@ pub const MUTANTS: &[Mutant] = &[
         what: "infinities left there after the guarded product",
         kernel: LATENT,
         pattern: "st.shared.v4.b32",
-        which: Last,
-        change: remove,
+        which: All,
+        change: without_zeros,
     },
     Mutant {
         what: "pages left out",
@@ -122,6 +129,17 @@ pub const MUTANTS: &[Mutant] = &[
         change: zero,
     },
 ];
+
+/// Drops a store of four times the same register.
+fn without_zeros(line: &str) -> String {
+    let stored = line.split(['{', '}']).nth(1).expect("registers");
+    let mut registers = stored.split(',').map(str::trim);
+    let first = registers.next();
+    match registers.all(|register| Some(register) == first) {
+        true => String::new(),
+        false => line.to_owned(),
+    }
+}
 
 /// The runs that show faults of a kernel, and its switches; none for other kernels.
 pub fn runs(kernel: &str) -> Option<(Vec<Run>, Switches)> {

@@ -102,7 +102,7 @@ impl Forward {
                 }
             }
             Loop::Latent => generic! { latent:
-                OT = LatentMemory::DIM_V / 2 / 16, NT = kt / 2, S = s, GIVEN = latent::GIVEN, TAKEN = latent::TAKEN
+                OT = LatentMemory::DIM_V / 2 / 16, NT = kt / 2, QT = qt, S = s, GIVEN = latent::GIVEN, TAKEN = latent::TAKEN
             },
         }
     }

@@ -6,12 +6,15 @@ use crate::layout::latent::LatentMemory;
 /// A step is a stage of each of two warpgroups; a third one produces.
 pub(super) const SM90: Tiles = &[(
     LatentMemory::DIM,
-    Tile::new(
-        LatentMemory::ROWS,
-        2 * LatentMemory::KEYS,
-        12,
-        LatentMemory::STAGES,
-    ),
+    Tile {
+        q_slices: 8,
+        ..Tile::new(
+            LatentMemory::ROWS,
+            2 * LatentMemory::KEYS,
+            12,
+            LatentMemory::STAGES,
+        )
+    },
 )];
 
 /// Registers of a thread that produces.

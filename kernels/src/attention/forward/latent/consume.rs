@@ -2,7 +2,7 @@
 
 use super::THREADS;
 use super::part::Part;
-use super::query::copy_q;
+use super::query::{copy_q, load_q};
 use super::step::{Consumer, Edge, Ends, EndsBefore, Follows, Leads, Whole};
 use crate::abi::ForwardParams;
 use crate::attention::Softmax;
@@ -14,6 +14,7 @@ use crate::layout::latent::LatentMemory;
 use crate::ptx::{barrier, special};
 use crate::tile::registers::again;
 use crate::tile::wgmma::Product;
+use crate::tile::whole::map_rows;
 use crate::tile::{Accumulator, Element, Operand};
 use core::marker::PhantomData;
 
@@ -32,6 +33,7 @@ pub unsafe fn consume<
     C: Score,
     const OT: usize,
     const NT: usize,
+    const QT: usize,
     const S: u32,
 >(
     params: &ForwardParams,
@@ -46,13 +48,20 @@ pub unsafe fn consume<
     let scale = score.scale();
     let [pairs, whole] = part.pairs();
     let blocks = 2 * (pairs.end - pairs.start);
-    let mut consumer = Consumer::<E, M, H, C, OT, NT, S> {
-        params,
+    // SAFETY: the launch has this many threads a block.
+    let warp = unsafe { special::thread(THREADS) } / 32 % 4;
+    let [keys] = map_rows::<_, 1>(|row| {
+        let row = part.work.first + 16 * warp + row;
+        part.mask.keys(part.work.query(row))
+    });
+    let mut consumer = Consumer::<E, M, OT, NT, QT, S> {
         memory,
         side,
         first: pairs.start,
         whole,
+        keys,
         softmax: Softmax::new(scale),
+        q: [Operand::ZERO; QT],
         o: [Accumulator::ZERO; OT],
         s: [Accumulator::ZERO; NT],
         p: [Operand::ZERO; NT],
@@ -64,6 +73,7 @@ pub unsafe fn consume<
         let thread = special::thread(THREADS);
         copy_q(params, &part, memory, thread, scale.negative);
         barrier::some(CONSUMERS, 256);
+        consumer.q = load_q(memory, thread);
         if blocks > 0 {
             if side == 0 {
                 consumer.step::<Leads>(0);

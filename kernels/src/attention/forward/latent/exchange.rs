@@ -73,10 +73,11 @@ impl Exchange {
                     self.memory.exchange(nt as u32, self.thread),
                 ));
             }
-            let maxima = shared::load_f32x2(self.memory.exchange(2, self.thread));
+            // All 16 bytes, so that no bank has two of them.
+            let maxima = shared::load_u32x4(self.memory.exchange(2, self.thread));
             for r in 0..2 {
                 let other = Total {
-                    max: maxima[r],
+                    max: f32::from_bits(maxima[r]),
                     sum: 0.0,
                 };
                 [factors[r], _] = softmax.join(0, r, other);
@@ -98,9 +99,9 @@ impl Exchange {
             barrier::some(self.barrier_of(0), THREADS);
             shared::store_u32x4(self.memory.exchange(self.side, self.thread), [a, b, 0, 0]);
             barrier::some(self.barrier_of(0), THREADS);
-            let others = shared::load_f32x2(self.memory.exchange(1 - self.side, self.thread));
+            let others = shared::load_u32x4(self.memory.exchange(1 - self.side, self.thread));
             for r in 0..2 {
-                let sum = totals[r].sum + others[r];
+                let sum = totals[r].sum + f32::from_bits(others[r]);
                 softmax.resume(0, r, Total { sum, ..totals[r] });
             }
         }

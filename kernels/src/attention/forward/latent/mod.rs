@@ -22,14 +22,14 @@
 //! | | clocks |
 //! |---|---|
 //! | tensor cores: scores 576, `P V` 2 x 256 | 1088 |
-//! | shared memory, 128 bytes a clock: Q 576, K 288, V 256, the copy engine 288, probabilities 100 | 1508 |
+//! | shared memory, 128 bytes a clock: Q 448, K 288, V 256, the copy engine 288, probabilities 80 | 1360 |
 //! | device memory: 36,864 bytes of 4.2 TB/s, by 132, at 1.7 GHz | 1970 |
 //!
-//! So the memory bounds up to 64 rows, and shared memory more of them: 617 TFLOP/s at 1.6 GHz. Bytes on their way count: a stage is
+//! So the memory bounds up to 64 rows, and shared memory more of them: 690 TFLOP/s at 1.6 GHz at most. Bytes on their way count: a stage is
 //! held for about 3500 clocks and takes 1700 to come; 4 stages then move 28 bytes a clock, where the memory delivers 19.
 //! While a warpgroup waits for keys it holds one stage, so that three are on their way.
 //!
-//! Registers of a consumer: O 128, S 16, probabilities of both 16. Shared memory: Q 73,728 bytes, four stages 147,456, what the
+//! Registers of a consumer: O 128, Q 32, S 16, probabilities of both 16. Shared memory: Q 73,728 bytes, four stages 147,456, what the
 //! warpgroups tell each other 6,144: [`LatentMemory`].
 //!
 //! | module | what it holds |
@@ -65,7 +65,7 @@ const THREADS: u32 = 384;
 
 /// Computes the block's tile of O and lse, on its split of the keys.
 ///
-/// A warpgroup has `16 * OT` of O's columns. `S` stages have `16 * NT` keys each.
+/// A warpgroup has `16 * OT` of O's columns. `S` stages have `16 * NT` keys each. The last `QT` slices of Q stay in registers.
 /// `GIVEN` registers stay with the producer's threads, `TAKEN` are a consumer's.
 ///
 /// # Safety
@@ -79,6 +79,7 @@ pub unsafe fn latent<
     C: Score,
     const OT: usize,
     const NT: usize,
+    const QT: usize,
     const S: u32,
     const GIVEN: u32,
     const TAKEN: u32,
@@ -118,7 +119,7 @@ pub unsafe fn latent<
             }
         } else {
             setmaxnreg::increase::<TAKEN>();
-            consume::<E, M, H, C, OT, NT, S>(forward, part, memory, warp / 4);
+            consume::<E, M, H, C, OT, NT, QT, S>(forward, part, memory, warp / 4);
         }
     }
 }

@@ -4,8 +4,9 @@ use super::part::Part;
 use crate::abi::ForwardParams;
 use crate::attention::workload::heads::Heads;
 use crate::layout::latent::LatentMemory;
-use crate::layout::{element, rows::Rows};
-use crate::ptx::{bulk, global, shared};
+use crate::layout::{element, fragment, rows::Rows};
+use crate::ptx::{bulk, global, ldmatrix, shared};
+use crate::tile::Operand;
 use crate::tile::registers::opaque;
 
 /// Chunks that a thread loads at once.
@@ -52,4 +53,22 @@ pub unsafe fn copy_q<M, H: Heads>(
         chunk = opaque(chunk + 256 * AT_ONCE as u32);
     }
     bulk::fence();
+}
+
+/// The last slices of the 16 rows of Q of a warp, as operands.
+///
+/// # Safety
+/// Every lane of the warp makes the same call; Q is written, and visible.
+#[inline(always)]
+pub unsafe fn load_q<const QT: usize>(memory: LatentMemory, thread: u32) -> [Operand; QT] {
+    let (row, chunk) = fragment::ldmatrix_rows_first(thread % 32);
+    let row = thread / 32 % 4 * 16 + row;
+    let first = LatentMemory::DIM - element::K * QT as u32;
+    let mut slices = [Operand::ZERO; QT];
+    for qt in 0..QT {
+        let column = first + element::K * qt as u32 + element::CHUNK * chunk;
+        // SAFETY: the caller's promise; the address lies in Q.
+        slices[qt] = Operand(unsafe { ldmatrix::x4(memory.q().chunk(row, column)) });
+    }
+    slices
 }

@@ -2,19 +2,17 @@
 
 use super::THREADS;
 use super::exchange::Exchange;
-use super::part::{PAIR, Part};
-use crate::abi::ForwardParams;
+use super::part::PAIR;
+use super::query::load_q;
 use crate::attention::Softmax;
 use crate::attention::guard::panels::{add_guarded, has_non_finite};
-use crate::attention::options::mask::Mask;
-use crate::attention::options::score::Score;
-use crate::attention::workload::heads::Heads;
+use crate::attention::options::mask::{Interval, Mask};
 use crate::layout::element;
 use crate::layout::latent::LatentMemory;
 use crate::ptx::{barrier, bulk, shared, special, vote};
-use crate::tile::registers::{again, opaque};
+use crate::tile::registers::opaque;
 use crate::tile::wgmma::{self, Product};
-use crate::tile::whole::{map_rows, mask, scale_rows, to_operands};
+use crate::tile::whole::{mask, scale_rows, to_operands};
 use crate::tile::{Accumulator, Element, Operand, Ring};
 use core::hint::cold_path;
 use core::marker::PhantomData;
@@ -63,26 +61,29 @@ steps! {
 
 /// A warpgroup's columns of O, and what it holds from step to step. No product is under way between steps: the assembler would
 /// wait for each one.
-pub struct Consumer<'a, E, M, H, C, const OT: usize, const NT: usize, const S: u32> {
-    pub params: &'a ForwardParams,
+pub struct Consumer<E, M: Mask, const OT: usize, const NT: usize, const QT: usize, const S: u32> {
     pub memory: LatentMemory,
     /// The number of the warpgroup, and of its half of O's columns.
     pub side: u32,
     /// The first pair of stages, and those that all rows see whole.
     pub first: u32,
     pub whole: Range<u32>,
+    /// The keys of the split that each of the lane's rows sees.
+    pub keys: [M::Keys; 2],
     pub softmax: Softmax<1>,
+    /// The last slices of the warp's rows of Q: others are read from shared memory for each block.
+    pub q: [Operand; QT],
     pub o: [Accumulator; OT],
     /// S, then P of the own block, and P rounded.
     pub s: [Accumulator; NT],
     pub p: [Operand; NT],
-    pub kernel: PhantomData<(E, M, H, C)>,
+    pub kernel: PhantomData<E>,
 }
 
 /// The functions share their conditions: all lanes of the warpgroup make the same calls, in the order of the blocks; the
 /// barriers are initialised, and the producer loads what they wait for.
-impl<E: Element, M: Mask, H: Heads, C: Score, const OT: usize, const NT: usize, const S: u32>
-    Consumer<'_, E, M, H, C, OT, NT, S>
+impl<E: Element, M: Mask, const OT: usize, const NT: usize, const QT: usize, const S: u32>
+    Consumer<E, M, OT, NT, QT, S>
 where
     [Accumulator; OT]: Product,
     [Accumulator; NT]: Product,
@@ -167,8 +168,11 @@ where
             a.low = opaque(a.low);
             let b = k.rows(0);
             for dt in 0..LatentMemory::DIM / element::K {
-                let (a, b) = (a.skip(q.to_columns(dt)), b.skip(k.to_columns(dt)));
-                self.s.rows::<E>(a, b, dt > 0);
+                let b = b.skip(k.to_columns(dt));
+                match dt.checked_sub(LatentMemory::DIM / element::K - QT as u32) {
+                    Some(qt) => self.s.operand_rows::<E>(self.q[qt as usize], b),
+                    None => self.s.rows::<E>(a.skip(q.to_columns(dt)), b, dt > 0),
+                }
             }
             wgmma::commit();
         }
@@ -198,7 +202,7 @@ where
     unsafe fn probabilities<B: Step>(&mut self, block: u32) -> [f32; 2] {
         let mut tiles = [self.s];
         if B::IS_EDGE && self.is_edge(block) {
-            mask(&mut tiles, [self.keys(block)]);
+            mask(&mut tiles, [self.keys_of_block(block)]);
         }
         // SAFETY: the caller's promise. The cold path holds instructions of a warp alone.
         unsafe {
@@ -239,19 +243,9 @@ where
 
     /// The keys of a block that each of the lane's rows sees.
     #[inline(always)]
-    fn keys(&self, block: u32) -> [M::Keys; 2] {
-        let part = again(|| Part::<M, H>::new::<C>(self.params));
-        let Some(part) = part else {
-            return [M::Keys::default(); 2];
-        };
-        // SAFETY: the launch has this many threads a block.
-        let warp = unsafe { special::thread(THREADS) } / 32 % 4;
-        let first_key = (PAIR * self.first + LatentMemory::KEYS * block) as i32;
-        let [keys] = map_rows::<_, 1>(|row| {
-            let query = part.work.query(part.work.first + 16 * warp + row);
-            part.mask.keys_of_block(query, first_key)
-        });
-        keys
+    fn keys_of_block(&self, block: u32) -> [M::Keys; 2] {
+        let first = PAIR * self.first + LatentMemory::KEYS * block;
+        self.keys.map(|keys| keys.counted_from(first as i32))
     }
 
     /// Before the product of a block that some row may not see whole: adds it with guards, and clears the values, if they hold
@@ -269,7 +263,7 @@ where
             let thread = special::thread(THREADS) % 128;
             if has_non_finite::<E, OT, NT>(v, thread, number) {
                 cold_path();
-                let keys = self.keys(block.0);
+                let keys = self.keys_of_block(block.0);
                 add_guarded::<E, OT, NT>(v, &mut self.o, &mut p, keys);
                 barrier::some(number, 128);
                 let (mut skipped, end) = (0, opaque(32 * 256 * element::BYTES));
@@ -279,6 +273,8 @@ where
                 }
                 bulk::fence();
                 barrier::some(number, 128);
+                // Not held meanwhile.
+                self.q = load_q(self.memory, thread);
             }
         }
     }
