@@ -46,7 +46,8 @@ pub unsafe fn consume<
 {
     let score = C::new(params, part.work.sequence.batch, part.work.heads.first());
     let scale = score.scale();
-    let [pairs, whole] = part.pairs();
+    // SAFETY: the caller's promise.
+    let [pairs, whole] = unsafe { part.pairs() };
     let blocks = 2 * (pairs.end - pairs.start);
     // SAFETY: the launch has this many threads a block.
     let warp = unsafe { special::thread(THREADS) } / 32 % 4;

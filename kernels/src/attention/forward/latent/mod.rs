@@ -95,7 +95,8 @@ pub unsafe fn latent<
         assert!(16 * NT as u32 == LatentMemory::KEYS);
     }
     let forward = &params.forward;
-    let Some(part) = Part::<M, H>::new::<C>(forward) else {
+    // SAFETY: all threads make the call.
+    let Some(part) = (unsafe { Part::<M, H>::new::<C>(forward) }) else {
         return;
     };
     let memory = LatentMemory::new(shared::base());

@@ -29,7 +29,8 @@ pub unsafe fn produce<M: Mask, H: Heads, C: Score, const S: u32>(
     let head = part.work.heads.kv_head();
     // A page may be smaller than a stage.
     let box_keys = rows.keys_of_box(KEYS);
-    let [pairs, _] = part.pairs();
+    // SAFETY: the caller's promise.
+    let [pairs, _] = unsafe { part.pairs() };
     let first_key = part.split.first + PAIR * pairs.start;
     let mut block = Ring::<S>(0);
     while block.0 < 2 * (pairs.end - pairs.start) {
