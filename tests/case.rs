@@ -53,6 +53,8 @@ pub struct Case {
     pub k: Layout,
     /// Memory layout of v.
     pub v: Layout,
+    /// Whether v is the first part of k, in memory too.
+    pub values_in_keys: bool,
     /// Memory layout of o.
     pub o: Layout,
     /// Seed of the random inputs.
@@ -96,6 +98,7 @@ impl Default for Case {
             q: Layout::Bhnd,
             k: Layout::Bhnd,
             v: Layout::Bhnd,
+            values_in_keys: false,
             o: Layout::Bhnd,
             seed: 0,
         }
@@ -247,6 +250,29 @@ impl Case {
         (case, inputs)
     }
 
+    /// The case of latent attention: keys of 576 elements, whose first 512 are the values.
+    #[must_use]
+    pub fn latent(self) -> Self {
+        Case {
+            dim: 576,
+            modifiers: Modifiers {
+                dim_v: Some(512),
+                ..self.modifiers
+            },
+            values_in_keys: true,
+            ..self
+        }
+    }
+
+    /// The case as its kernel serves it: a kernel of latent attention serves nothing else.
+    #[must_use]
+    pub fn as_served(self) -> Self {
+        match &self.kernel {
+            Some(kernel) if kernel.starts_with("latent") => self.latent(),
+            _ => self,
+        }
+    }
+
     /// Runs the case on a device, outputs poisoned, with guard margins around all memory, and checks
     /// that o and lse agree with the reference, that nothing beside them was written, and that q, k
     /// and v are as before.
@@ -274,7 +300,15 @@ impl Case {
         };
         let q = place_input(self.q, &inputs.q);
         let k = place_input(self.k, &inputs.k);
-        let v = place_input(self.v, &inputs.v);
+        let mut v = place_input(self.v, &inputs.v);
+        let [.., dim_v] = self.v_shape();
+        if self.values_in_keys {
+            v = Guarded::poisoned(self.v_shape(), Layout::Bhnd.strides(self.v_shape()), 0);
+            let keys: Vec<T> = k.elements().collect();
+            let values = keys.chunks(self.dim).flat_map(|key| &key[..dim_v]);
+            let values: Vec<T> = values.copied().collect();
+            v.fill(values.into_iter());
+        }
         let mut o = place(self.o, problem.o_shape());
         let [_, head, row, _] = Layout::Bhnd.strides([self.batch, self.heads, self.seqlen_q, 1]);
         let lse_strides = [head * self.heads as isize, head, row];
@@ -283,11 +317,15 @@ impl Case {
         let on_device = [q.upload(device)?, k.upload(device)?, v.upload(device)?];
         let (mut device_o, mut device_lse) = (o.upload(device)?, lse.upload(device)?);
         let [device_q, device_k, device_v] = &on_device;
+        let device_v = match self.values_in_keys {
+            true => device_k.view().narrow(3, 0, dim_v)?,
+            false => device_v.view(),
+        };
         let modifiers = self.modifiers.tensors(device, &problem, self.seed)?;
         modifiers.of(self.options(device)).forward_into(
             device_q,
             device_k,
-            device_v,
+            &device_v,
             &mut device_o,
             &mut device_lse,
         )?;

@@ -52,7 +52,8 @@ fn moves_no_more_than_needed(kernel: &Kernel) -> Outcome {
             v: layout,
             o: layout,
             ..Case::default()
-        };
+        }
+        .as_served();
         let counters = counters(kernel, &case)?;
         let products = ["mma", "wgmma.mma_async"].map(|opcode| counters.total_of(opcode).executed);
         assert_eq!(products != [0, 0], !combines);

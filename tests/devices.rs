@@ -22,6 +22,7 @@ mod kernels;
 #[cfg(feature = "ladder")]
 mod ladder;
 mod large_offsets;
+mod latent;
 mod lengths;
 mod maxima;
 mod merge;
@@ -77,6 +78,7 @@ fn main() -> ExitCode {
         #[cfg(feature = "ladder")]
         ("ladder", ladder::tests()),
         ("large_offsets", large_offsets::tests()),
+        ("latent", latent::tests()),
         ("lengths", lengths::tests()),
         ("maxima", maxima::tests()),
         ("merge", merge::tests()),

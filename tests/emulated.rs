@@ -34,7 +34,7 @@ pub fn tests() -> Vec<Test> {
             tests.push(Test::emulator(name("every_schedule"), move |_| {
                 every_schedule_is_clean(kernel, forward)
             }));
-            if forward.kind.mask.serves(false) {
+            if forward.kind.mask.serves(false) && !forward.is_latent() {
                 tests.push(Test::emulator(name("counters"), move |_| {
                     counters_follow_the_algorithm(kernel, forward)
                 }));
@@ -72,6 +72,7 @@ fn case(kernel: &Kernel, forward: &Forward, seqlen_q: u64, seqlen_kv: u64) -> Ca
         splits: 1,
         ..Case::default()
     }
+    .as_served()
 }
 
 /// Schedules of each kernel: `docs/mutants.md` says how many a fault needs.
@@ -115,7 +116,8 @@ fn blocks_with_several_tiles(kernel: &Kernel, forward: &Forward) -> Outcome {
             scale,
             splits,
             ..alone
-        };
+        }
+        .as_served();
         case.check(&device)?;
         if forward.kind.mask.has_options() {
             // Tiles that begin behind the first keys.
@@ -124,8 +126,8 @@ fn blocks_with_several_tiles(kernel: &Kernel, forward: &Forward) -> Outcome {
                     left: Some(70),
                     right: Some(5),
                 },
-                sinks: true,
-                ..Modifiers::default()
+                sinks: !forward.is_latent(),
+                ..case.modifiers.clone()
             };
             Case { modifiers, ..case }.check(&device)?;
         }
@@ -250,9 +252,17 @@ fn packed_kernels_read_keys_once(kernel: &Kernel, forward: &Forward) -> Outcome 
     };
     let launches = counters(kernel, &case)?;
     let (total, dim) = (launches[0].total(), u64::from(forward.dim));
-    let q = total.bytes_read - 2 * keys * 2 * dim;
-    // 32 rows exist; a warpgroup of Hopper reads the first one in place of others.
-    let least = if kernel.takes_maps() { 64 } else { 32 };
+    // Bytes of a key and its value, and their elements in products.
+    let (of_key, in_products) = match forward.is_latent() {
+        true => (2 * dim, dim + 512),
+        false => (2 * 2 * dim, 2 * dim),
+    };
+    let q = total.bytes_read - keys * of_key;
+    // 32 rows exist; a warpgroup of Hopper reads the first one in place of others, unless values are in keys.
+    let least = match kernel.takes_maps() && !forward.is_latent() {
+        true => 64,
+        false => 32,
+    };
     assert_eq!(q % (least * 2 * dim), 0);
     let sides = u64::from(forward.sides());
     assert!(
@@ -261,10 +271,10 @@ fn packed_kernels_read_keys_once(kernel: &Kernel, forward: &Forward) -> Outcome 
     );
     // Only the warps with rows compute; or all, where warps share them.
     let rows = match forward.tile.team {
-        1 => least,
+        1 if !forward.is_latent() => least,
         _ => u64::from(forward.tile.q_rows),
     };
-    assert_eq!(total.flops, 4 * rows * keys * dim);
+    assert_eq!(total.flops, 2 * rows * keys * in_products);
     PASSED
 }
 

@@ -41,12 +41,14 @@ pub fn tests() -> Vec<Test> {
                     false => cases.collect(),
                 };
                 for case in cases {
+                    let mut options = RawOptions::default();
+                    options.values_in_keys = case.values_in_keys;
                     let fits = kernel::check(
                         device.facts(),
                         kernel.name,
                         case.dtype,
                         &case.problem()?,
-                        &RawOptions::default(),
+                        &options,
                     );
                     // This GPU may lack what the kernel needs.
                     if let Err(error @ Error::SharedMemory { .. }) = fits {
@@ -113,22 +115,24 @@ fn cases(kernel: &'static Kernel, is_emulated: bool) -> impl Iterator<Item = Cas
     let sizes = move |causal| Size::both(dims, is_emulated).map(|size| (causal, size));
     masks.flat_map(sizes).flat_map(move |(causal, size)| {
         let [batch, heads, kv_heads] = size.heads;
-        [(Layout::Bnhd, 1), (Layout::OddRows, 3)].map(|(layout, splits)| Case {
-            dtype: dtype.into(),
-            batch,
-            heads,
-            kv_heads,
-            seqlen_q: (size.tiles * tile) as usize + 37,
-            seqlen_kv: (size.blocks * block) as usize + 21,
-            dim: size.dim as usize,
-            causal,
-            kernel: forward.map(|_| kernel.name.to_owned()),
-            splits: if forward.is_some() { splits } else { 4 },
-            q: layout,
-            k: layout,
-            v: layout,
-            o: layout,
-            ..Case::default()
-        })
+        [(Layout::Bnhd, 1), (Layout::OddRows, 3)]
+            .map(|(layout, splits)| Case {
+                dtype: dtype.into(),
+                batch,
+                heads,
+                kv_heads,
+                seqlen_q: (size.tiles * tile) as usize + 37,
+                seqlen_kv: (size.blocks * block) as usize + 21,
+                dim: size.dim as usize,
+                causal,
+                kernel: forward.map(|_| kernel.name.to_owned()),
+                splits: if forward.is_some() { splits } else { 4 },
+                q: layout,
+                k: layout,
+                v: layout,
+                o: layout,
+                ..Case::default()
+            })
+            .map(Case::as_served)
     })
 }

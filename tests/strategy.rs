@@ -53,6 +53,7 @@ pub fn cases() -> impl Strategy<Value = Case> {
             k,
             v,
             o,
+            values_in_keys: false,
             seed,
         }
     })

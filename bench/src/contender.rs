@@ -208,7 +208,13 @@ impl<T: Element> Bench<T> {
     /// Draws random inputs.
     pub fn new(device: &Device, shape: &Shape, seed: u64) -> Result<Self> {
         let problem = shape.problem()?;
-        let host = random::inputs(&problem, seed);
+        let mut host = random::inputs(&problem, seed);
+        if shape.values_in_keys {
+            let values = host[1].chunks(shape.dim);
+            host[2] = values
+                .flat_map(|key| key[..shape.dim_v()].to_vec())
+                .collect();
+        }
         let [q, k, v] = &host;
         Ok(Bench {
             q: Tensor::new(device, problem.q_shape(), q)?,
@@ -250,6 +256,10 @@ impl<T: Element> Bench<T> {
             q, k, v, o, lse, ..
         } = self;
         let attention = self.options.given_to(attention);
+        if self.shape.values_in_keys {
+            let values = k.view().narrow(3, 0, self.shape.dim_v())?;
+            return Ok(attention.forward_into(q, k, &values, o, lse)?);
+        }
         let launched = match &mut self.gradients {
             None => attention.forward_into(q, k, v, o, lse),
             Some(Gradients { d_o, found }) => {
@@ -360,6 +370,7 @@ mod tests {
         sequences: None,
         uneven: false,
         page: None,
+        values_in_keys: false,
         pass: Pass::Forward,
     };
 

@@ -205,7 +205,8 @@ const STEPS: [Step; 6] = [
     ((1, 32, 8, 1024), 128),
 ];
 
-/// Each step on keys in one piece and on pages, of even and of uneven lengths; with four queries; and a chunk of a prompt.
+/// Each step on keys in one piece and on pages, of even and of uneven lengths; with four queries; a chunk of a prompt; and latents,
+/// which hold their values.
 fn serving() -> Vec<Shape> {
     let of = |((batch, heads, kv_heads, keys), dim): Step, seqlen, causal| Shape {
         kv_heads: Some(kv_heads),
@@ -231,6 +232,16 @@ fn serving() -> Vec<Shape> {
     shapes.extend(paged(of(STEPS[1], 4, true), &[16]));
     let chunk = ((4, 32, 8, 16_384), 128);
     shapes.extend(paged(of(chunk, 2048, true), &[16, 64, 256]));
+    // Latents: by few heads and by many, with one query and with several.
+    for (heads, queries) in [(16, 1), (16, 4), (128, 1)] {
+        let latent = Shape {
+            dim_v: Some(512),
+            values_in_keys: true,
+            ..of(((32, heads, 1, 8192), 576), queries, queries > 1)
+        };
+        let pages: &[usize] = if queries == 1 { &[64] } else { &[] };
+        shapes.extend(paged(latent, pages));
+    }
     shapes
 }
 
@@ -311,6 +322,7 @@ pub fn shape(
         sequences: None,
         uneven: false,
         page: None,
+        values_in_keys: false,
         pass: Pass::Forward,
     }
 }
@@ -346,12 +358,17 @@ mod tests {
             let plan = shape
                 .attention()
                 .plan(Some(&h100), shape.dtype.into(), &args);
-            assert!(plan.is_ok(), "{shape}: {plan:?}");
+            let kernel = plan.expect("a kernel").kernel;
+            assert_eq!(
+                kernel.starts_with("latent"),
+                shape.values_in_keys,
+                "{shape}"
+            );
         }
         let pages = |shape: &&Shape| shape.page.is_some();
         assert_eq!(
             (shapes.len(), shapes.iter().filter(pages).count()),
-            (36, 25)
+            (41, 27)
         );
     }
 

@@ -86,6 +86,10 @@ pub struct Shape {
     #[arg(long, value_name = "N")]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub page: Option<NonZeroUsize>,
+    /// Values are the first elements of keys, in memory too
+    #[arg(long)]
+    #[serde(default, skip_serializing_if = "is_off")]
+    pub values_in_keys: bool,
     /// Attention, or its gradient
     #[arg(long, default_value = "forward")]
     #[serde(default, skip_serializing_if = "Pass::is_forward")]
@@ -278,6 +282,7 @@ impl Shape {
         }
         let table = |pages| RawTensor::row_major([self.batch, pages]);
         planned.pages = self.pages().map(table);
+        planned.values_in_keys = self.values_in_keys;
         planned
     }
 
@@ -342,10 +347,18 @@ impl Shape {
 
     /// All tensors of a forward pass at address 0.
     pub fn planned(&self, problem: &Problem) -> RawForward {
+        let k = RawTensor::row_major(self.kv_shape(self.dim));
+        let v = RawTensor::row_major(self.kv_shape(self.dim_v()));
         RawForward {
             options: self.planned_options(),
-            k: RawTensor::row_major(self.kv_shape(self.dim)),
-            v: RawTensor::row_major(self.kv_shape(self.dim_v())),
+            k,
+            v: match self.values_in_keys {
+                true => RawTensor {
+                    shape: v.shape,
+                    ..k
+                },
+                false => v,
+            },
             ..RawForward::row_major(problem)
         }
     }
@@ -364,7 +377,7 @@ impl Shape {
         let of_scores = self.softcap.is_some() || self.alibi || self.sinks || self.bias;
         let of_pairs = self.window.is_some() || self.block_mask.is_some();
         let of_keys = self.sequences.is_some() || self.uneven || self.page.is_some();
-        of_scores || of_pairs || of_keys || self.dim_v() != self.dim
+        of_scores || of_pairs || of_keys || self.values_in_keys || self.dim_v() != self.dim
     }
 
     /// The names of the mask and of the options.
@@ -380,6 +393,7 @@ impl Shape {
         names.extend(self.sequences.map(|count| format!("{count} sequences")));
         names.extend(self.uneven.then(|| "uneven".to_owned()));
         names.extend(self.page.map(|keys| format!("pages of {keys}")));
+        names.extend(self.values_in_keys.then(|| "values in keys".to_owned()));
         names.join(" ")
     }
 
@@ -437,10 +451,12 @@ impl Subject for Shape {
             Some(lengths) => lengths.iter().map(|&length| length as usize).sum(),
             None => self.batch * self.seqlen_kv(),
         };
-        let rows = self.batch * self.heads * self.seqlen + self.kv_heads() * keys;
+        let both = self.dim + self.dim_v();
+        let of_key = if self.values_in_keys { self.dim } else { both };
+        let queries = self.batch * self.heads * self.seqlen;
         // Forward q, k, v and o; backward also their gradients.
         let tensors = if self.pass.is_forward() { 1 } else { 2 };
-        let elements = tensors * rows * (self.dim + self.dim_v());
+        let elements = tensors * (queries * both + self.kv_heads() * keys * of_key);
         let pairs = self.seqlen * self.seqlen_kv();
         let bias = match (self.bias, self.pass) {
             (false, _) => 0,
@@ -471,6 +487,7 @@ impl Subject for Shape {
         setup["offsets"] = json!(self.offsets());
         setup["lengths"] = json!(self.lengths());
         setup["page"] = json!(self.page);
+        setup["values_in_keys"] = json!(self.values_in_keys);
         Ok(setup)
     }
 

@@ -63,6 +63,7 @@ unsafe impl Planner for Ladder {
             v_chunks: 1,
             takes_units: false,
             map_dim: shape.takes_maps().then(|| shape.dim()),
+            values_in_keys: false,
         };
         let splits = match shape.main_loop {
             Loop::Naive | Loop::Fa1 => Some(1),

@@ -12,6 +12,7 @@ mod far;
 mod forward;
 mod gemm;
 mod hopper;
+mod latent;
 mod merge;
 mod options;
 mod pack;
@@ -72,6 +73,7 @@ pub fn tests() -> Vec<Test> {
         far::MUTANTS,
         packed::MUTANTS,
         pages::MUTANTS,
+        latent::MUTANTS,
         #[cfg(feature = "ladder")]
         rungs::MUTANTS,
     ];
@@ -131,7 +133,7 @@ impl Subject {
         let (runs, switches) = match (options::runs(kernel), far::runs(name)) {
             (Some(runs), _) => (Some(runs), options::switches(name)),
             (None, Some((runs, switches))) => (Some(runs), switches),
-            (None, None) => match pages::runs(name) {
+            (None, None) => match pages::runs(name).or(latent::runs(name)) {
                 Some((runs, switches)) => (Some(runs), switches),
                 None => (None, Switches::NONE),
             },

@@ -331,6 +331,10 @@ impl Attention<'_> {
             tensor.expect_rows(argument, "dim")?;
         }
         o.layout().expect_injective("o")?;
+        let options = RawOptions {
+            values_in_keys: v.is_first_part_of(k),
+            ..options
+        };
         Ok((problem, RawForward { options, ..*args }))
     }
 
@@ -415,8 +419,9 @@ impl Attention<'_> {
 #[cfg(test)]
 mod tests {
     use super::{Attention, RawForward, RawOptions};
-    use crate::device::Device;
+    use crate::device::{Class, Device, Facts};
     use crate::error::Error;
+    use crate::forward::Problem;
     use crate::tensor::{Dtype, RawTensor, Tensor};
     use half::f16;
 
@@ -588,6 +593,56 @@ mod tests {
             message.starts_with("sinks has shape [2]; it must be [3]"),
             "{message}"
         );
+    }
+
+    /// Values that are the first part of keys in memory have a kernel on Hopper; values that only look so have another.
+    #[test]
+    fn latent_attention_is_known_by_its_memory() {
+        let (k, v) = ([2, 1, 100, 576], [2, 1, 100, 512]);
+        let problem = Problem::new([2, 16, 4, 576], k, v, true, None).expect("valid");
+        let mut args = RawForward::row_major(&problem);
+        args.k.address = 1 << 20;
+        args.v = RawTensor { shape: v, ..args.k };
+        let planned = |attention: Attention, class, args: &RawForward| {
+            let facts = Facts::emulated(class);
+            let plan = attention.plan(Some(&facts), Dtype::F16, args);
+            plan.map(|plan| plan.kernel)
+        };
+        let named =
+            |attention, args: &RawForward| planned(attention, Class::Sm90, args).expect("a kernel");
+        let on_hopper = |args: &RawForward| named(Attention::new(), args);
+        let (latent, wide) = ("latent_f16_d576", "wide_optional_f16_d512");
+        assert_eq!(on_hopper(&args), latent);
+        assert_eq!(named(Attention::new().kernel(latent), &args), latent);
+        // What a caller says of it counts for nothing.
+        let mut said = args;
+        said.options.values_in_keys = true;
+        said.v.address += 2;
+        assert_eq!(on_hopper(&said), wide);
+        let refused = planned(Attention::new().kernel(latent), Class::Sm90, &said);
+        let refused = refused.expect_err("values elsewhere");
+        assert!(
+            matches!(refused, Error::UnsuitableKernel { .. }),
+            "{refused}"
+        );
+        let mut elsewhere = args;
+        elsewhere.v.strides[2] += 8;
+        assert_eq!(on_hopper(&elsewhere), wide);
+        let mut with_sinks = args;
+        with_sinks.options.sinks = Some(RawTensor::row_major([16]));
+        assert_eq!(on_hopper(&with_sinks), wide);
+        assert_eq!(named(Attention::new().softcap(9.0), &args), wide);
+        assert_eq!(named(Attention::new().window(9, None), &args), latent);
+        for (page, expected) in [(4, wide), (8, latent), (64, latent)] {
+            let mut paged = args;
+            for tensor in [&mut paged.k, &mut paged.v] {
+                (tensor.shape[0], tensor.shape[2]) = (40, page);
+            }
+            paged.options.pages = Some(RawTensor::row_major([2, 7]));
+            assert_eq!(on_hopper(&paged), expected, "{page}");
+        }
+        let older = planned(Attention::new(), Class::Sm80, &args).expect("a kernel");
+        assert!(older.starts_with("wide_optional"), "{older}");
     }
 
     #[test]

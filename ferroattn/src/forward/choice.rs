@@ -207,7 +207,10 @@ fn obstacle(
     if Dtype::from(forward.dtype) != dtype {
         let (needed, found) = (forward.dtype.name(), dtype.name());
         Some(format!("is for dtype {needed}, not {found}"))
+    } else if forward.is_latent() && !options.values_in_keys {
+        Some("serves values that are the first part of the keys, in memory too".to_owned())
     } else if let Some(option) = match forward.kind.main_loop {
+        Loop::Latent => options::first_of_scores(problem, options),
         _ if forward.kind.has_pairs() => None,
         _ if forward.kind.mask.has_options() => options::first_of_pairs(problem, options),
         Loop::Decode => options::first_beside_cache(problem, options),
@@ -221,6 +224,10 @@ fn obstacle(
             "causal attention only"
         };
         Some(format!("is for {mask}"))
+    } else if forward.is_latent() && forward.kind.smallest(dim, dim_v).is_none() {
+        Some(format!(
+            "serves dim 576 with dim_v 512, not {dim} with {dim_v}"
+        ))
     } else if forward
         .kind
         .smallest(dim, dim_v)

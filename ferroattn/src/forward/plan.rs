@@ -16,6 +16,7 @@ use kernels::catalog::select::is_wide;
 use kernels::catalog::{
     self, Auxiliary, Dtype, Family, Forward, Kernel, Kind, Loop, MaskKind, Rows,
 };
+use kernels::layout::latent::LatentMemory;
 use std::fmt::Debug;
 use std::mem::offset_of;
 
@@ -42,6 +43,8 @@ pub(super) fn plan(
         draft.reserve_partials(problem.dim_v)?;
     }
     match draft.kernel.map_dim {
+        // A block computes one tile.
+        Some(dim) if draft.kernel.values_in_keys => draft.launch_by_maps(problem, dim, u32::MAX)?,
         Some(dim) => draft.launch_by_maps(problem, dim, facts.multiprocessors)?,
         None => draft.launch(|params| params)?,
     }
@@ -86,12 +89,16 @@ fn without_maps(kernel: &Kernel, facts: &Facts) -> &'static Kernel {
         MaskKind::Options => (Loop::Wide, MaskKind::Options),
         _ => (Loop::Wide, MaskKind::Either),
     };
+    let (rows, dim) = match forward.is_latent() {
+        true => (Rows::Head, LatentMemory::DIM_V),
+        false => (forward.kind.rows, forward.dim),
+    };
     let kind = Kind {
         main_loop,
+        rows,
         mask,
-        ..forward.kind
     };
-    let instead = Forward::of(kind, forward.dtype, forward.dim, facts.class().into());
+    let instead = Forward::of(kind, forward.dtype, dim, facts.class().into());
     catalog::kernel(Family::Forward(
         instead.expect("every head dim has a kernel"),
     ))
@@ -164,6 +171,8 @@ pub struct MainKernel {
     pub takes_units: bool,
     /// Head dim of a kernel that loads by tensor maps.
     pub map_dim: Option<u32>,
+    /// Whether it reads values as the first part of the keys, in boxes of a half of a step.
+    pub values_in_keys: bool,
 }
 
 impl MainKernel {
@@ -189,15 +198,19 @@ impl From<&'static Kernel> for MainKernel {
             blocks_per_sm: kernel.launch().blocks_per_sm,
             is_grouped: forward.kind.is_grouped(),
             waves: match (forward.kind.mask, forward.kind.main_loop) {
-                (MaskKind::Full | MaskKind::Either, _) => Waves::Heads,
+                (MaskKind::Full | MaskKind::Either, _) | (_, Loop::Latent) => Waves::Heads,
                 (_, Loop::Hopper) if forward.slices() == 1 => Waves::Uneven,
                 _ => Waves::Even,
             },
             slices: forward.slices(),
             sides: forward.sides(),
-            v_chunks: forward.memory().map_or(1, |memory| memory.v_chunks()),
-            takes_units: forward.kind == Kind::DECODE_OPTIONS,
+            v_chunks: match forward.is_latent() {
+                true => 2,
+                false => forward.memory().map_or(1, |memory| memory.v_chunks()),
+            },
+            takes_units: [Kind::DECODE_OPTIONS, Kind::LATENT].contains(&forward.kind),
             map_dim: kernel.takes_maps().then_some(forward.dim),
+            values_in_keys: forward.is_latent(),
         }
     }
 }
@@ -399,22 +412,18 @@ impl Draft {
             (place, tensor, address, sizes, box_keys(of_step))
         };
         let v_keys = kernel.keys / kernel.v_chunks;
-        let kv_maps = [
-            kv_map(
-                offset_of!(Sm90Params, k),
-                forward.k,
-                k,
-                problem.dim,
-                kernel.keys,
-            ),
-            kv_map(
-                offset_of!(Sm90Params, v),
-                forward.v,
-                v,
-                problem.dim_v,
-                v_keys,
-            ),
-        ];
+        let k_keys = match kernel.values_in_keys {
+            true => v_keys,
+            false => kernel.keys,
+        };
+        let k_map = kv_map(offset_of!(Sm90Params, k), forward.k, k, problem.dim, k_keys);
+        let v_map = kv_map(
+            offset_of!(Sm90Params, v),
+            forward.v,
+            v,
+            problem.dim_v,
+            v_keys,
+        );
         let o_map = (
             offset_of!(Sm90Params, o),
             forward.o,
@@ -425,7 +434,9 @@ impl Draft {
         let by_map = Sm90Params::stores_by_map(dim) && !kernel.is_grouped;
         let o_by_map = by_map && self.schedule.splits == 1 && self.o_has_map;
         let maps = (!kernel.is_grouped).then_some(q_map).into_iter();
-        let maps = maps.chain(kv_maps).chain(o_by_map.then_some(o_map));
+        let maps = maps.chain([k_map]);
+        let maps = maps.chain((!kernel.values_in_keys).then_some(v_map));
+        let maps = maps.chain(o_by_map.then_some(o_map));
         let maps = maps.map(|(place, tensor, address, sizes, box_rows)| MapPlace {
             place,
             map: tensor_map(tensor, sizes, dim, box_rows),

@@ -32,6 +32,8 @@ pub fn request(dtype: Dtype, problem: &Problem, options: &RawOptions, facts: &Fa
         optional: options::first_beside_cache(problem, options).is_some(),
         has_pairs: options::first_of_pairs(problem, options).is_some(),
         cached: options.cache_entries.is_some(),
+        values_in_keys: options.values_in_keys
+            && options::first_of_scores(problem, options).is_none(),
         seqlen_q: problem.seqlen_q as u32,
         group: u32::try_from(problem.group()).unwrap_or(u32::MAX),
         compute_capability: facts.compute_capability,

@@ -107,6 +107,23 @@ pub(crate) fn first_of_pairs(p: &Problem, tensors: &RawOptions) -> Option<&'stat
     first(&plain, &of_pairs)
 }
 
+/// The first option of a call that changes scores, by name: kernels of latent attention lack these.
+pub(crate) fn first_of_scores(p: &Problem, tensors: &RawOptions) -> Option<&'static str> {
+    let of_scores = Problem {
+        window: Window::NONE,
+        dim_v: p.dim,
+        ..*p
+    };
+    let tensors = RawOptions {
+        sequences: None,
+        first_keys: None,
+        cache_entries: None,
+        pages: None,
+        ..*tensors
+    };
+    first(&of_scores, &tensors)
+}
+
 /// Whether the softmax may not scale products: their maximum times the scale is rounded by more than exponentials bear.
 fn has_far_scale(p: &Problem) -> bool {
     p.scale.abs() >= FAR_SCALE

@@ -30,6 +30,9 @@ pub struct RawOptions {
     pub cache_entries: Option<RawTensor<1>>,
     /// The [pages](crate::Attention::pages) of each entry of the batch, `i32[batch, most]`, with stride 1 in the last axis.
     pub pages: Option<RawTensor<2>>,
+    /// Whether v is the first part of k: its address and its strides are k's, and it has no more columns. Calls find that
+    /// themselves, and read nothing here; it tells [`kernel::suitable`](crate::kernel::suitable).
+    pub values_in_keys: bool,
     /// Whether a GPU [checks](crate::Attention::check_lengths) the numbers of `sequences`, `first_keys`, `cache_entries` and
     /// `pages`.
     pub check_lengths: bool,
@@ -139,6 +142,7 @@ impl RawOptions {
             first_keys: self.first_keys.or(others.first_keys),
             cache_entries: self.cache_entries.or(others.cache_entries),
             pages: self.pages.or(others.pages),
+            values_in_keys: self.values_in_keys,
             check_lengths: self.check_lengths || others.check_lengths,
             custom: self.custom.or(others.custom),
         }

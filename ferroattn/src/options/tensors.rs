@@ -155,6 +155,7 @@ impl TensorOptions<'_> {
             first_keys: self.first_keys.as_ref().map(|first| first.raw),
             cache_entries: self.cache_entries.as_ref().map(|entries| entries.raw),
             pages: self.pages.as_ref().map(|pages| pages.raw),
+            values_in_keys: false,
             check_lengths: self.check_lengths,
             custom: self.custom.as_ref().map(BorrowedCustom::raw).transpose()?,
         })

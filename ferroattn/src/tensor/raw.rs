@@ -64,6 +64,22 @@ impl<const R: usize> RawTensor<R> {
         })
     }
 
+    /// Whether it is `whole`'s memory, row by row, with as many elements of each row or fewer.
+    pub(crate) fn is_first_part_of(&self, whole: &Self) -> bool {
+        let as_long = RawTensor {
+            shape: whole.shape,
+            ..*self
+        };
+        let ([rows @ .., columns], [all_rows @ .., all_columns]) =
+            (&self.shape[..], &whole.shape[..])
+        else {
+            return false;
+        };
+        self.address == whole.address
+            && as_long.used_strides() == whole.used_strides()
+            && (rows, columns <= all_columns) == (all_rows, true)
+    }
+
     /// Whether rows are whole vectors of `count` elements, 16 bytes, at multiples of 16 bytes.
     pub(crate) fn has_vectors(&self, count: usize) -> bool {
         let strides = self.used_strides();

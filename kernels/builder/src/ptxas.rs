@@ -82,12 +82,17 @@ fn assembled_for(module: &Module) -> Vec<&'static str> {
 pub fn assemble(ptxas: &Path, modules: &[Module]) -> Result<Vec<Usage>, Error> {
     // Of each family one module is assembled with options too.
     let with_options = modules.par_iter();
-    let with_options = with_options.filter(|module| module.name.ends_with("optional_f16_d128"));
+    let with_options = with_options.filter(|module| {
+        module.name.ends_with("optional_f16_d128") || module.name.starts_with("latent_f16")
+    });
     with_options.try_for_each(|module| {
         let is_backward = module.name.starts_with("backward");
         let has_pairs = !module.name.starts_with("decode");
+        let changes_scores = !module.name.starts_with("latent");
         let has = |switch: &Switch| {
-            (!is_backward || switch.is_of_gradients()) && (has_pairs || !switch.is_of_pairs())
+            (changes_scores || matches!(switch, Switch::Ranges | Switch::Pages))
+                && (!is_backward || switch.is_of_gradients())
+                && (has_pairs || !switch.is_of_pairs())
         };
         let combinations = Switch::COMBINATIONS.par_iter();
         let combinations = combinations.filter(|switches| switches.iter().all(has));

@@ -4,9 +4,12 @@ use super::class::Class;
 use super::hopper::Roles;
 use super::kind::{Kind, Loop, Rows};
 use super::tile::{Tile, dims};
-use super::{Code, Dtype, Feature, Generic, Instance, Launch, Spec, distinct, hopper, sm80, wide};
+use super::{
+    Code, Dtype, Feature, Generic, Instance, Launch, Spec, distinct, hopper, latent, sm80, wide,
+};
 use crate::generic;
 use crate::layout::element::K;
+use crate::layout::latent::LatentMemory;
 use crate::layout::sm90::Sm90Memory;
 
 /// Head dims of all kernels but the wide ones, ascending.
@@ -52,6 +55,11 @@ impl Forward {
         self.kind.main_loop == Loop::Hopper
     }
 
+    /// Whether it reads values as the first part of the keys.
+    pub fn is_latent(&self) -> bool {
+        self.kind.main_loop == Loop::Latent
+    }
+
     /// Slices of O's columns, each with query tiles of its own.
     pub fn slices(&self) -> u32 {
         if self.is_hopper() { self.tile.team } else { 1 }
@@ -93,6 +101,9 @@ impl Forward {
                     NQ = roles.q_slots, S = s, GIVEN = roles.given, TAKEN = roles.taken
                 }
             }
+            Loop::Latent => generic! { latent:
+                OT = LatentMemory::DIM_V / 2 / 16, NT = kt / 2, QT = qt, S = s, GIVEN = latent::GIVEN, TAKEN = latent::TAKEN
+            },
         }
     }
 }
@@ -134,9 +145,9 @@ impl Spec for Forward {
     }
 
     fn features(&self) -> &'static [Feature] {
-        match self.is_hopper() {
-            true => &[Feature::TensorMaps, Feature::Wgmma],
-            false => &[],
+        match self.kind.main_loop {
+            Loop::Hopper | Loop::Latent => &[Feature::TensorMaps, Feature::Wgmma],
+            _ => &[],
         }
     }
 
@@ -145,6 +156,7 @@ impl Spec for Forward {
         let shared_bytes = match self.kind.main_loop {
             Loop::Wide => wide::memory(&tile, dim).bytes,
             Loop::Hopper => hopper::shared_bytes(&tile, dim),
+            Loop::Latent => LatentMemory::new(0).bytes(),
             Loop::Sm80 | Loop::Decode => tile.shared_bytes(dim),
         };
         Launch::new(tile.warps, tile.blocks_per_sm, shared_bytes)
@@ -164,9 +176,10 @@ impl Spec for Forward {
             (Rows::Head, _) => &*slice,
         };
         let types = [mask, heads, score, "Unwatched"];
-        let (params, types) = match self.is_hopper() {
-            true => ("Sm90Params", &types[..]),
-            false => ("ForwardParams", &types[..3]),
+        let (params, types) = match self.kind.main_loop {
+            Loop::Hopper => ("Sm90Params", &types[..]),
+            Loop::Latent => ("Sm90Params", &types[..3]),
+            _ => ("ForwardParams", &types[..3]),
         };
         let kernel = (params, "attention::forward");
         Instance::new(kernel, self.dtype, types, self.generic())
@@ -259,6 +272,10 @@ mod tests {
                         && in_stages
                         && in_slices
                         && tile.keys.is_multiple_of(16 * tile.v_slices)
+                }
+                Loop::Latent => {
+                    let at_launch = 65536 / (32 * tile.warps) / 8 * 8;
+                    latent::GIVEN + 2 * latent::TAKEN <= 3 * at_launch
                 }
                 // Two buffers each for K and V, or one.
                 Loop::Sm80 => tile.stages == if tile.team == 1 { 2 } else { 1 },

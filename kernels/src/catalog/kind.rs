@@ -2,7 +2,8 @@
 
 use super::class::Class;
 use super::tile::{Tile, Tiles, of_dim};
-use super::{decode, hopper, sm80, wide};
+use super::{decode, hopper, latent, sm80, wide};
+use crate::layout::latent::LatentMemory;
 
 /// The axes of a kernel that computes attention.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -26,6 +27,8 @@ pub enum Loop {
     Wide,
     /// By the instructions of Hopper.
     Hopper,
+    /// By the instructions of Hopper, for values that are the first part of the keys.
+    Latent,
 }
 
 /// The rows of a query tile.
@@ -95,7 +98,7 @@ impl MaskKind {
 
 impl Kind {
     /// All kinds; a [module](super::Spec::module) has the kinds that stand together.
-    pub(super) const ALL: [&[Self]; 10] = [
+    pub(super) const ALL: [&[Self]; 11] = [
         &Kind::with_masks(Loop::Sm80),
         &[Kind::of_group(Loop::Sm80)],
         &[Kind::of_group(Loop::Decode)],
@@ -106,12 +109,19 @@ impl Kind {
         &[Kind::of_head(Loop::Hopper, MaskKind::Options)],
         &[Kind::of_head(Loop::Wide, MaskKind::Options)],
         &[Kind::DECODE_OPTIONS],
+        &[Kind::LATENT],
     ];
 
     /// Few rows on many keys, with options.
     pub const DECODE_OPTIONS: Self = Kind {
         mask: MaskKind::Options,
         ..Kind::of_group(Loop::Decode)
+    };
+
+    /// Values that are the first part of the keys, with options that do not change scores.
+    pub const LATENT: Self = Kind {
+        mask: MaskKind::Options,
+        ..Kind::of_group(Loop::Latent)
     };
 
     const fn with_masks(main_loop: Loop) -> [Self; 2] {
@@ -169,6 +179,7 @@ impl Kind {
             (Loop::Wide, _, true) => "wide_optional",
             (Loop::Decode, _, false) => "decode",
             (Loop::Decode, _, true) => "decode_optional",
+            (Loop::Latent, _, _) => "latent",
         }
     }
 
@@ -181,6 +192,7 @@ impl Kind {
             Loop::Wide if self.mask.has_options() => wide::tables(Class::Sm86),
             Loop::Wide => wide::tables(class),
             Loop::Hopper => hopper::tables(self.rows, self.mask),
+            Loop::Latent => &[latent::SM90],
         }
     }
 
@@ -191,9 +203,12 @@ impl Kind {
     }
 
     /// The smallest of [`dims`](Self::dims) that serves rows of q and k with `dim` elements, and of v and o with `dim_v`. Q
-    /// and K pass wide kernels in windows, so with options only `dim_v` counts there.
+    /// and K pass wide kernels in windows, so with options only `dim_v` counts there. Kernels of latent attention serve no others.
     pub fn smallest(self, dim: u32, dim_v: u32) -> Option<u32> {
         let least = match (self.main_loop, self.mask) {
+            (Loop::Latent, _) if [dim, dim_v] != [LatentMemory::DIM, LatentMemory::DIM_V] => {
+                return None;
+            }
             (Loop::Wide, MaskKind::Options) => dim_v,
             _ => dim.max(dim_v),
         };

@@ -24,6 +24,8 @@ pub struct Request {
     /// Whether batch entries name the entries of a [cache](crate::abi::Options::cache), which decode kernels and kernels with
     /// options read.
     pub cached: bool,
+    /// Whether v is the first part of k, in memory too, and no option changes scores.
+    pub values_in_keys: bool,
     /// Queries per head.
     pub seqlen_q: u32,
     /// Query heads that share a key/value head.
@@ -67,13 +69,19 @@ fn best(request: &Request) -> Option<Forward> {
         };
         of_head(Loop::Hopper, MaskKind::Options).or(of_head(other, MaskKind::Options))
     };
+    let rows = u64::from(request.seqlen_q) * u64::from(request.group);
+    if request.values_in_keys
+        && rows <= u64::from(MAX_SEQLEN)
+        && let Some(latent) = of(Kind::LATENT)
+    {
+        return Some(latent);
+    }
     let mask = MaskKind::of(request.causal);
     let hopper = of_head(Loop::Hopper, mask);
     if request.optional || request.cached && is_wide(request.dim) {
         let other = with_options();
         let is_hopper = other.is_some_and(|other| other.kind.main_loop == Loop::Hopper);
         let decode = of(Kind::DECODE_OPTIONS).filter(|decode| {
-            let rows = u64::from(request.seqlen_q) * u64::from(request.group);
             let most = match request.group {
                 // Hopper's kernel was 1.06 times as fast with 64 rows, and level with 8.
                 1 if is_hopper => decode.tile.q_rows / 2,
@@ -89,7 +97,6 @@ fn best(request: &Request) -> Option<Forward> {
         return hopper.or(of_head(Loop::Wide, MaskKind::Either));
     }
     let decode = of(Kind::of_group(Loop::Decode))?;
-    let rows = u64::from(request.seqlen_q) * u64::from(request.group);
     let hopper_group = of(Kind::of_group(Loop::Hopper)).filter(|_| request.dim > MMA_GROUP_DIM);
     let shares_tiles = hopper_group.is_some() && request.group > 1;
     let decode_rows = match decode.dim {
@@ -135,6 +142,7 @@ mod tests {
             optional: false,
             has_pairs: false,
             cached: false,
+            values_in_keys: false,
             seqlen_q,
             group,
             compute_capability: (9, 0),
@@ -342,6 +350,31 @@ mod tests {
                     ..request(dim, 4096, 1)
                 });
                 assert_eq!(found, format!("{main_loop}_f16_d{dim}{tile}_causal"));
+            }
+        }
+    }
+
+    /// Values that are the first part of keys have a kernel on Hopper, of two head dims alone.
+    #[test]
+    fn latent_attention_has_its_kernel() {
+        let wide = "wide_optional_f16_d512";
+        for (dim, dim_v, values_in_keys, on_hopper) in [
+            (576, 512, true, "latent_f16_d576"),
+            (576, 512, false, wide),
+            (576, 504, true, wide),
+            (584, 512, true, wide),
+            (512, 512, true, "hopper_optional_f16_d512"),
+        ] {
+            for (seqlen_q, group) in [(1, 16), (4, 16), (1, 128), (4096, 16)] {
+                let request = Request {
+                    dim_v,
+                    optional: true,
+                    has_pairs: dim_v != dim,
+                    values_in_keys,
+                    ..request(dim, seqlen_q, group)
+                };
+                assert_eq!(name(request), on_hopper, "{dim}, {dim_v}");
+                assert_eq!(name(older(request)), wide);
             }
         }
     }

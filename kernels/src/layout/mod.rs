@@ -8,6 +8,7 @@ pub mod descriptor;
 pub mod element;
 pub mod fragment;
 pub mod interval;
+pub mod latent;
 pub mod rows;
 pub mod share;
 pub mod sm90;

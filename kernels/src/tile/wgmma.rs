@@ -50,6 +50,12 @@ pub trait Product {
     /// # Safety
     /// The conditions of [`rows`](Self::rows).
     unsafe fn columns<E: Element>(&mut self, a: Operand, b: Descriptor);
+
+    /// `self += a * b^T`, with `a` in registers, 16 rows a warp, and rows of `b` that are 16 deep along memory.
+    ///
+    /// # Safety
+    /// The conditions of [`rows`](Self::rows).
+    unsafe fn operand_rows<E: Element>(&mut self, a: Operand, b: Descriptor);
 }
 
 /// The text for eight registers more.
@@ -119,9 +125,21 @@ macro_rules! products {
                 // SAFETY: the caller's promise.
                 unsafe {
                     if E::IS_BF16 {
-                        products!(@columns self $columns $others "bf16", a, b);
+                        products!(@operand self $columns $others "bf16" "1", a, b);
                     } else {
-                        products!(@columns self $columns $others "f16", a, b);
+                        products!(@operand self $columns $others "f16" "1", a, b);
+                    }
+                }
+            }
+
+            #[inline(always)]
+            unsafe fn operand_rows<E: Element>(&mut self, a: Operand, b: Descriptor) {
+                // SAFETY: the caller's promise.
+                unsafe {
+                    if E::IS_BF16 {
+                        products!(@operand self $columns $others "bf16" "0", a, b);
+                    } else {
+                        products!(@operand self $columns $others "f16" "0", a, b);
                     }
                 }
             }
@@ -136,10 +154,10 @@ macro_rules! products {
             b = in(reg32) $b.low, b_high = in(reg32) $b.high,
         )
     };
-    (@columns $self:ident $columns:literal $others:tt $dtype:literal, $a:ident, $b:ident) => {
+    (@operand $self:ident $columns:literal $others:tt $dtype:literal $trans:literal, $a:ident, $b:ident) => {
         product!($self $columns $others $dtype inout
             "{{ .reg .b64 b; mov.b64 b, {{{b}, {b_high}}}" ";" " ",
-            "{{{a0}, {a1}, {a2}, {a3}}}, b, 1, 1, 1, 1; }}",
+            concat!("{{{a0}, {a1}, {a2}, {a3}}}, b, 1, 1, 1, ", $trans, "; }}"),
             a0 = in(reg32) $a.0[0], a1 = in(reg32) $a.0[1], a2 = in(reg32) $a.0[2], a3 = in(reg32) $a.0[3],
             b = in(reg32) $b.low, b_high = in(reg32) $b.high,
         )

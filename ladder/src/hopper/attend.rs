@@ -7,6 +7,7 @@ use kernels::abi::{ForwardParams, MAX_SEQLEN};
 use kernels::attention::forward::sm90::store::store_rows;
 use kernels::attention::guard::panels::{add_guarded, has_non_finite};
 use kernels::attention::options::mask::{Either, Mask, seen_blocks, whole_blocks};
+use kernels::attention::options::score::Scaled;
 use kernels::attention::workload::heads::OneHead;
 use kernels::attention::workload::sequence::Split;
 use kernels::attention::{Softmax, SoftmaxScale, WorkTile};
@@ -153,7 +154,7 @@ pub unsafe fn attend<
         }
         let place = again(|| WorkTile::<OneHead>::of_block(p, br));
         let first = (place.first + warp_row()) as i32;
-        store_rows::<E, OneHead, DT>(p, &place, first, special::lane(), o, &softmax);
+        store_rows::<E, Scaled, OneHead, DT>(p, &place, [first, 0], special::lane(), o, &softmax);
     }
 }
 

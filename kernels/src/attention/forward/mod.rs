@@ -7,6 +7,7 @@
 //! | `team` | shared with other warps | head dims whose O is too wide for a warp |
 //! | `wide` | shared with other warps | head dims above 256 |
 //! | `decode` | its own | few queries on many keys |
+//! | `latent` | shared with another warp | values that are the first part of keys of 576 elements, on Hopper |
 //!
 //! `begin` is what several of them begin with, `team_tiles` where the warps of a team find their tiles.
 //!
@@ -18,6 +19,7 @@
 
 mod begin;
 mod decode;
+mod latent;
 mod sm80;
 pub mod sm90;
 mod team;
@@ -25,6 +27,7 @@ mod team_tiles;
 mod wide;
 
 pub use decode::decode;
+pub use latent::latent;
 pub use sm80::sm80;
 pub use sm90::{Unwatched, Watch, sm90};
 pub use team::team;

@@ -7,6 +7,7 @@ use super::job::{Job, Part};
 use super::kernel::Kernel;
 use super::step::Rows;
 use crate::abi::{ForwardParams, Sm90Params};
+use crate::attention::options::score::Score;
 use crate::attention::workload::heads::Heads;
 use crate::attention::workload::sequence::Sequence;
 use crate::attention::{Softmax, Total, WorkTile};
@@ -77,7 +78,11 @@ unsafe fn store<K: Kernel, const OT: usize>(
 ) {
     let (part, _, lane) = again(|| warp_part::<K>(params, job));
     // SAFETY: the caller's promise.
-    unsafe { store_rows::<K::Element, _, OT>(params, &part.work, part.first, lane, o, softmax) }
+    unsafe {
+        let first_column = 16 * OT as u32 * part.work.heads.slice();
+        let place = [part.first, first_column as i32];
+        store_rows::<K::Element, K::Score, _, OT>(params, &part.work, place, lane, o, softmax)
+    }
 }
 
 /// The warp's 16 rows of the job, the number of the first one in the tile, and the lane.
@@ -142,15 +147,16 @@ unsafe fn store_by_map<K: Kernel, const OT: usize>(
     }
 }
 
-/// [`store`] for the rows from `first` on of `work`'s heads, of which those before row 0 do not exist.
+/// [`store`] for the rows from `first` on of `work`'s heads, of which those before row 0 do not exist, and the columns from
+/// another first one on.
 ///
 /// # Safety
 /// The conditions of [`store`], in lane `lane`.
 #[inline(always)]
-pub unsafe fn store_rows<E: Element, H: Heads, const OT: usize>(
+pub unsafe fn store_rows<E: Element, C: Score, H: Heads, const OT: usize>(
     params: &ForwardParams,
     work: &WorkTile<H>,
-    first: i32,
+    [first, first_column]: [i32; 2],
     lane: u32,
     o: [Accumulator; OT],
     softmax: &Softmax<1>,
@@ -171,7 +177,8 @@ pub unsafe fn store_rows<E: Element, H: Heads, const OT: usize>(
             for r in 0..2 {
                 let row = row_of(r);
                 if row >= 0 && row < rows {
-                    store_partial_row(params, work, row as u32, lane, &o, r, totals[r], dim);
+                    let place = [row as u32, first_column as u32, dim];
+                    store_partial_row::<C, _, _>(params, work, place, lane, &o, r, totals[r]);
                 }
             }
             return;
@@ -190,7 +197,7 @@ pub unsafe fn store_rows<E: Element, H: Heads, const OT: usize>(
             }
         }
         let to = work.q_rows(&params.o);
-        let first_column = 16 * OT as u32 * work.heads.slice();
+        let first_column = first_column as u32;
         for r in 0..2 {
             let row = row_of(r);
             if row < 0 || row >= rows {
@@ -215,7 +222,8 @@ pub unsafe fn store_rows<E: Element, H: Heads, const OT: usize>(
     }
 }
 
-/// Stores the partial results of a row: its part of O that the lane holds, not divided by l; and m and l.
+/// Stores the partial results of a row: its part of O that the lane holds, from a first column on, of `dim`, not divided by l; and m
+/// and l.
 ///
 /// [`store_partial`](crate::attention::store_partial) does so for the rows of `sm80`'s warps, all from row 0 on. A function
 /// of one row for both leaves O of some `sm80` kernels in local memory.
@@ -223,19 +231,17 @@ pub unsafe fn store_rows<E: Element, H: Heads, const OT: usize>(
 /// # Safety
 /// The conditions of [`store`]; the row exists.
 #[inline(always)]
-unsafe fn store_partial_row<H: Heads, const OT: usize>(
+unsafe fn store_partial_row<C: Score, H: Heads, const OT: usize>(
     params: &ForwardParams,
     work: &WorkTile<H>,
-    row: u32,
+    [row, first_column, dim]: [u32; 3],
     lane: u32,
     o: &[Accumulator; OT],
     r: usize,
     total: Total,
-    dim: u32,
 ) {
-    let index = work.partial(params, row);
+    let index = work.partial_of_unit::<C>(params, row);
     let address = params.partial_o + 4 * index * u64::from(params.dim) + 8 * u64::from(lane % 4);
-    let first_column = 16 * OT as u32 * work.heads.slice();
     for dt in 0..OT {
         let [a, b, c, d] = o[dt].row(r);
         let column = first_column + 16 * dt as u32;
