@@ -118,14 +118,14 @@ pub const MUTANTS: &[Mutant] = &[
         what: "the first page for all boxes",
         kernel: PAGED,
         pattern: "shfl.sync.idx",
-        which: Nth(2),
+        which: Nth(10),
         change: zero,
     },
     Mutant {
         what: "every box from the begin of its page",
         kernel: PAGED,
         pattern: "shfl.sync.idx",
-        which: Nth(1),
+        which: Nth(9),
         change: zero,
     },
 ];

@@ -98,7 +98,7 @@ mod tests {
         assert_eq!(memory.bytes(), 227_392);
         assert!(memory.bytes() <= Class::Sm90.shared_memory().block);
         // Swizzles begin anew.
-        assert!((0..4).all(|stage| memory.keys(stage).base % 1024 == 0));
+        assert!((0..4).all(|stage| memory.keys(stage).base.is_multiple_of(1024)));
     }
 
     #[test]
