@@ -159,146 +159,52 @@ impl BackwardCase {
     ) -> Result<(Gradients, Report), Failed> {
         let case = &self.forward;
         let problem = case.problem()?;
-        let place = |layout: Layout, shape| {
-            Guarded::<T, 4>::poisoned(shape, layout.strides(shape), layout.shift())
-        };
-        let place_input = |layout, values: &Array4<f32>| {
-            let mut tensor = place(layout, values.dim().into());
-            tensor.fill(values.iter().map(|&value| T::from_f32(value)));
-            tensor
-        };
-        let place_rows = |values: &Array3<f32>| {
-            let [_, head, row, _] =
-                Layout::Bhnd.strides([case.batch, case.heads, case.seqlen_q, 1]);
-            let strides = [head * case.heads as isize, head, row];
-            let mut rows = Guarded::<f32, 3>::poisoned(problem.lse_shape(), strides, 0);
-            rows.fill(values.iter().copied());
-            rows
-        };
-        let q = place_input(case.q, &inputs.forward.q);
-        let k = place_input(case.k, &inputs.forward.k);
-        let v = place_input(case.v, &inputs.forward.v);
-        let d_o = place_input(self.d_o, &inputs.d_o);
         let allowed = case.modifiers.allowed(&problem);
         let on_host = allowed.tensors(&Device::cpu(), &problem, case.seed)?;
         let modifiers = case.modifiers.tensors(device, &problem, case.seed)?;
-        let mut saved = saved(&on_host.of(self.options()), &q, &k, &v)?;
+        let q = placed(case.q, &inputs.forward.q);
+        let k = placed(case.k, &inputs.forward.k);
+        let v = placed(case.v, &inputs.forward.v);
+        let mut saved = saved::<T>(&on_host.of(self.options()), &q, &k, &v)?;
         change(&mut saved);
-        let (o, lse) = (place_input(case.o, &saved.o), place_rows(&saved.lse));
-        let d_lse = self.d_lse.then(|| place_rows(&inputs.d_lse));
-        let mut gradients = [
-            ("dq", place(self.dq, case.q_shape())),
-            ("dk", place(self.dk, case.kv_shape())),
-            ("dv", place(self.dv, case.v_shape())),
-        ];
-
-        let read = [("q", &q), ("k", &k), ("v", &v), ("o", &o), ("d_o", &d_o)];
-        let mut on_device = Vec::new();
-        for (_, tensor) in read {
-            on_device.push(tensor.upload(device)?);
-        }
-        let on_device_lse = lse.upload(device)?;
-        let on_device_d_lse = d_lse
-            .as_ref()
-            .map(|d_lse| d_lse.upload(device))
-            .transpose()?;
-        let [dq, dk, dv] = gradients
-            .each_ref()
-            .map(|(_, gradient)| gradient.upload(device));
-        let (mut dq, mut dk, mut dv) = (dq?, dk?, dv?);
+        let read = Read {
+            q,
+            k,
+            v,
+            o: placed(case.o, &saved.o),
+            d_o: placed(self.d_o, &inputs.d_o),
+            lse: placed_rows(&saved.lse),
+            d_lse: self.d_lse.then(|| placed_rows(&inputs.d_lse)),
+        };
+        let mut written = Written::poisoned(self, case.modifiers.d_bias_shape(&problem));
         let attention = match &case.kernel {
             Some(kernel) => self.options().kernel(kernel),
             None => self.options(),
         };
-        let attention = modifiers.of(attention);
-        let mut d_sinks = Guarded::<f32, 1>::poisoned([case.heads], [1], 0);
-        let mut device_d_sinks = d_sinks.upload(device)?;
-        let d_bias_shape = case.modifiers.d_bias_shape(&problem);
-        let place_bias = |shape: [usize; 4]| {
-            let strides = Layout::Bhnd.strides(shape);
-            Guarded::<f32, 4>::poisoned(shape, strides, 0)
-        };
-        let mut d_bias = d_bias_shape.map(place_bias);
-        let mut device_d_bias = d_bias
-            .as_ref()
-            .map(|d_bias| d_bias.upload(device))
-            .transpose()?;
-        let [device_q, device_k, device_v, device_o, device_d_o] =
-            [0, 1, 2, 3, 4].map(|i| on_device[i].as_raw());
-        let forward = RawForward {
-            q: device_q,
-            k: device_k,
-            v: device_v,
-            o: device_o,
-            lse: on_device_lse.as_raw(),
-            options: RawOptions::default(),
-        };
-        let places = [dq.as_raw_mut(), dk.as_raw_mut(), dv.as_raw_mut()];
-        let mut args = RawBackward::new(&forward, device_d_o, places);
-        args.d_lse = on_device_d_lse.as_ref().map(Tensor::as_raw);
-        args.d_sinks = case.modifiers.sinks.then(|| device_d_sinks.as_raw_mut());
-        args.d_bias = device_d_bias.as_mut().map(Tensor::as_raw_mut);
-        // SAFETY: each tensor has a buffer of its own on the device, of the types that the call takes; they live on until
-        // their downloads, which wait for the work on the default stream.
-        unsafe { attention.backward_raw(device, T::DTYPE, &args, std::ptr::null_mut())? }
-        d_sinks.download(device_d_sinks)?;
-        if let Some((d_bias, on_device)) = d_bias.as_mut().zip(device_d_bias) {
-            d_bias.download(on_device)?;
-            if let Some(element) = d_bias.overrun() {
-                return Err(format!("written outside d_bias, {element} from its first").into());
-            }
-        }
-        for ((_, gradient), on_device) in gradients.iter_mut().zip([dq, dk, dv]) {
-            gradient.download(on_device)?;
-        }
-        harness::count_run(device);
+        self.launch(&modifiers.of(attention), device, &read, &mut written)?;
+        written.expect_no_overrun()?;
 
-        for ((name, before), after) in read.into_iter().zip(on_device) {
-            if !before.is_unchanged(after)? {
-                return Err(format!("{name} was overwritten").into());
-            }
-        }
-        let rows = [
-            ("lse", Some((&lse, on_device_lse))),
-            ("d_lse", d_lse.as_ref().zip(on_device_d_lse)),
-        ];
-        for (name, rows) in rows {
-            let Some((before, after)) = rows else {
-                continue;
-            };
-            if !before.is_unchanged(after)? {
-                return Err(format!("{name} was overwritten").into());
-            }
-        }
-        for (name, gradient) in &gradients {
-            if let Some(element) = gradient.overrun() {
-                return Err(format!("written outside {name}, {element} from its first").into());
-            }
-        }
         let elements = |tensor: &Guarded<T, 4>| tensor.elements().collect::<Vec<_>>();
-        let [dq, dk, dv] = gradients.each_ref().map(|(_, gradient)| elements(gradient));
-        if let Some(element) = d_sinks.overrun() {
-            return Err(format!("written outside d_sinks, {element} from its first").into());
-        }
-        let d_sinks = case
-            .modifiers
-            .sinks
-            .then(|| d_sinks.elements().collect::<Vec<_>>());
-        let d_bias: Option<Vec<f32>> = d_bias.map(|d_bias| d_bias.elements().collect());
-        let d_lse: Option<Vec<f32>> = d_lse.map(|d_lse| d_lse.elements().collect());
+        let [dq, dk, dv] = [&written.dq, &written.dk, &written.dv].map(elements);
+        let d_lse: Option<Vec<f32>> = read.d_lse.map(|d_lse| d_lse.elements().collect());
+        let d_sinks: Vec<f32> = written.d_sinks.elements().collect();
+        let d_bias = written.d_bias.map(|(shape, d_bias)| {
+            let elements: Vec<f32> = d_bias.elements().collect();
+            (shape, elements)
+        });
         let backward = Backward {
             problem: &problem,
             options: on_host.of(Attention::new()).host_options(&problem)?,
-            q: &elements(&q),
-            k: &elements(&k),
-            v: &elements(&v),
-            d_o: &elements(&d_o),
+            q: &elements(&read.q),
+            k: &elements(&read.k),
+            v: &elements(&read.v),
+            d_o: &elements(&read.d_o),
             d_lse: d_lse.as_deref(),
             dq: &dq,
             dk: &dk,
             dv: &dv,
-            d_sinks: d_sinks.as_deref(),
-            d_bias: d_bias_shape.zip(d_bias.as_deref()),
+            d_sinks: case.modifiers.sinks.then_some(&d_sinks),
+            d_bias: d_bias.as_ref().map(|(shape, d_bias)| (*shape, &**d_bias)),
         };
         let report = check_backward(&backward, &allowed, case.seed);
         let array = |shape, elements: Vec<T>| {
@@ -312,6 +218,75 @@ impl BackwardCase {
         Ok((gradients, report))
     }
 
+    /// Computes what is written from what is read, which must stay as it is.
+    fn launch<T: Element>(
+        &self,
+        attention: &Attention,
+        device: &Device,
+        read: &Read<T>,
+        written: &mut Written<T>,
+    ) -> Result<(), Failed> {
+        let tensors = read.tensors();
+        let mut on_device = Vec::new();
+        for (_, tensor) in tensors {
+            on_device.push(tensor.upload(device)?);
+        }
+        let rows = read.rows();
+        let mut rows_on_device = Vec::new();
+        for (_, rows) in &rows {
+            rows_on_device.push(rows.upload(device)?);
+        }
+        let (mut dq, mut dk, mut dv) = (
+            written.dq.upload(device)?,
+            written.dk.upload(device)?,
+            written.dv.upload(device)?,
+        );
+        let mut d_sinks = written.d_sinks.upload(device)?;
+        let d_bias = written.d_bias.as_ref();
+        let mut d_bias = d_bias
+            .map(|(_, d_bias)| d_bias.upload(device))
+            .transpose()?;
+
+        let [q, k, v, o, d_o] = [0, 1, 2, 3, 4].map(|i| on_device[i].as_raw());
+        let forward = RawForward {
+            q,
+            k,
+            v,
+            o,
+            lse: rows_on_device[0].as_raw(),
+            options: RawOptions::default(),
+        };
+        let places = [dq.as_raw_mut(), dk.as_raw_mut(), dv.as_raw_mut()];
+        let mut args = RawBackward::new(&forward, d_o, places);
+        args.d_lse = rows_on_device.get(1).map(Tensor::as_raw);
+        let has_sinks = self.forward.modifiers.sinks;
+        args.d_sinks = has_sinks.then(|| d_sinks.as_raw_mut());
+        args.d_bias = d_bias.as_mut().map(Tensor::as_raw_mut);
+        // SAFETY: each tensor has a buffer of its own on the device, of the types that the call takes; they live on until
+        // their downloads, which wait for the work on the default stream.
+        unsafe { attention.backward_raw(device, T::DTYPE, &args, std::ptr::null_mut())? }
+        written.dq.download(dq)?;
+        written.dk.download(dk)?;
+        written.dv.download(dv)?;
+        written.d_sinks.download(d_sinks)?;
+        if let Some(((_, host), d_bias)) = written.d_bias.as_mut().zip(d_bias) {
+            host.download(d_bias)?;
+        }
+        harness::count_run(device);
+
+        for ((name, before), after) in tensors.into_iter().zip(on_device) {
+            if !before.is_unchanged(after)? {
+                return Err(format!("{name} was overwritten").into());
+            }
+        }
+        for ((name, before), after) in rows.into_iter().zip(rows_on_device) {
+            if !before.is_unchanged(after)? {
+                return Err(format!("{name} was overwritten").into());
+            }
+        }
+        Ok(())
+    }
+
     /// The options of the case, the kernel aside.
     pub fn options(&self) -> Attention<'static> {
         let options = Attention::new().causal(self.forward.causal);
@@ -321,6 +296,97 @@ impl BackwardCase {
             None => options,
         }
     }
+}
+
+/// What a backward pass reads.
+struct Read<T> {
+    q: Guarded<T, 4>,
+    k: Guarded<T, 4>,
+    v: Guarded<T, 4>,
+    o: Guarded<T, 4>,
+    d_o: Guarded<T, 4>,
+    lse: Guarded<f32, 3>,
+    d_lse: Option<Guarded<f32, 3>>,
+}
+
+impl<T> Read<T> {
+    fn tensors(&self) -> [(&str, &Guarded<T, 4>); 5] {
+        [
+            ("q", &self.q),
+            ("k", &self.k),
+            ("v", &self.v),
+            ("o", &self.o),
+            ("d_o", &self.d_o),
+        ]
+    }
+
+    /// Numbers of rows: lse and, if it has one, its gradient.
+    fn rows(&self) -> Vec<(&str, &Guarded<f32, 3>)> {
+        let d_lse = self.d_lse.as_ref().map(|d_lse| ("d_lse", d_lse));
+        [("lse", &self.lse)].into_iter().chain(d_lse).collect()
+    }
+}
+
+/// What a backward pass writes.
+struct Written<T> {
+    dq: Guarded<T, 4>,
+    dk: Guarded<T, 4>,
+    dv: Guarded<T, 4>,
+    d_sinks: Guarded<f32, 1>,
+    /// With its shape.
+    d_bias: Option<([usize; 4], Guarded<f32, 4>)>,
+}
+
+impl<T: Element> Written<T> {
+    fn poisoned(backward: &BackwardCase, d_bias: Option<[usize; 4]>) -> Self {
+        let case = &backward.forward;
+        Written {
+            dq: poisoned(backward.dq, case.q_shape()),
+            dk: poisoned(backward.dk, case.kv_shape()),
+            dv: poisoned(backward.dv, case.v_shape()),
+            d_sinks: Guarded::poisoned([case.heads], [1], 0),
+            d_bias: d_bias.map(|shape| {
+                let strides = Layout::Bhnd.strides(shape);
+                (shape, Guarded::poisoned(shape, strides, 0))
+            }),
+        }
+    }
+
+    fn expect_no_overrun(&self) -> Result<(), Failed> {
+        let d_bias = self.d_bias.as_ref();
+        let overruns = [
+            ("dq", self.dq.overrun()),
+            ("dk", self.dk.overrun()),
+            ("dv", self.dv.overrun()),
+            ("d_sinks", self.d_sinks.overrun()),
+            ("d_bias", d_bias.and_then(|(_, d_bias)| d_bias.overrun())),
+        ];
+        for (name, overrun) in overruns {
+            if let Some(element) = overrun {
+                return Err(format!("written outside {name}, {element} from its first").into());
+            }
+        }
+        Ok(())
+    }
+}
+
+fn poisoned<T: Element>(layout: Layout, shape: [usize; 4]) -> Guarded<T, 4> {
+    Guarded::poisoned(shape, layout.strides(shape), layout.shift())
+}
+
+fn placed<T: Element>(layout: Layout, values: &Array4<f32>) -> Guarded<T, 4> {
+    let mut tensor = poisoned(layout, values.dim().into());
+    tensor.fill(values.iter().map(|&value| T::from_f32(value)));
+    tensor
+}
+
+fn placed_rows(values: &Array3<f32>) -> Guarded<f32, 3> {
+    let shape: [usize; 3] = values.dim().into();
+    let [batch, heads, queries] = shape;
+    let [batch, head, row, _] = Layout::Bhnd.strides([batch, heads, queries, 1]);
+    let mut rows = Guarded::poisoned(shape, [batch, head, row], 0);
+    rows.fill(values.iter().copied());
+    rows
 }
 
 /// The CPU's o and lse, whose rounding is no worse than another device's.

@@ -1,6 +1,5 @@
 //! Names of the element types.
 
-use crate::error::{Error, Result};
 use kernels::catalog;
 
 /// Element type of q, k, v and o, or of matrices.
@@ -36,19 +35,6 @@ impl Dtype {
         match self {
             Dtype::F16 | Dtype::Bf16 => 2,
             Dtype::F32 => 4,
-        }
-    }
-
-    /// The type as the catalog of kernels knows it.
-    ///
-    /// # Errors
-    /// If no kernel computes in it.
-    #[doc(hidden)]
-    pub fn of_kernels(self) -> Result<catalog::Dtype> {
-        match self {
-            Dtype::F16 => Ok(catalog::Dtype::F16),
-            Dtype::Bf16 => Ok(catalog::Dtype::Bf16),
-            Dtype::F32 => Err(Error::NoKernels(self)),
         }
     }
 }

@@ -1,10 +1,26 @@
 //! Kernels as their launches know them.
 
+use crate::dtype::Dtype;
 use crate::error::{Error, Result};
 use crate::ptx::{self, Modules};
 use kernels::abi::Switches;
-use kernels::catalog::{Kernel, Target};
+use kernels::catalog::{self, Kernel, Target};
 use kernels::text;
+
+impl Dtype {
+    /// The type as the catalog of kernels knows it.
+    ///
+    /// # Errors
+    /// If no kernel computes in it.
+    #[doc(hidden)]
+    pub fn of_kernels(self) -> Result<catalog::Dtype> {
+        match self {
+            Dtype::F16 => Ok(catalog::Dtype::F16),
+            Dtype::Bf16 => Ok(catalog::Dtype::Bf16),
+            Dtype::F32 => Err(Error::NoKernels(self)),
+        }
+    }
+}
 
 /// A kernel as its launches know it, whatever crate it was compiled from.
 #[derive(Clone, Copy, Debug)]

@@ -5,7 +5,6 @@
 
 use crate::entry::Entry;
 use crate::error::{Error, Result};
-pub use crate::forward::plan::{Draft, MainKernel, Waves};
 use crate::tensor_map::TensorMap;
 pub use crate::tensor_map::has_map;
 use bytemuck::NoUninit;

@@ -3,7 +3,7 @@
 use super::choice;
 use super::cpu;
 use super::fold::{folded, windowed};
-use super::plan::{plan, suited};
+use super::plan::{MainKernel, plan, suited};
 use super::problem::Problem;
 use crate::attention::{Attention, Wanted, read_shapes};
 use crate::device::plans::Call;
@@ -11,7 +11,7 @@ use crate::device::{Device, Facts, RawStream};
 use crate::empty;
 use crate::error::{Error, Result};
 use crate::options::{self, RawOptions};
-use crate::plan::{CPU, EMPTY, MainKernel, Plan, Steps};
+use crate::plan::{CPU, EMPTY, Plan, Steps};
 use crate::run::Allocate;
 use crate::tensor::{
     Dtype, Element, RawTensor, Storage, StorageMut, Tensor, TensorBase, expect_device, expect_shape,

@@ -5,10 +5,11 @@
 //! results (flash-decoding). More splits fill the GPU better and leave more to combine.
 
 use super::Problem;
+use super::plan::{MainKernel, Waves};
 use crate::device::Facts;
 use crate::error::Result;
 use crate::options::{self, RawOptions, Units};
-use crate::plan::{MainKernel, Waves, grid};
+use crate::plan::grid;
 use kernels::catalog::Dtype;
 use kernels::catalog::select::Request;
 
@@ -192,8 +193,9 @@ mod tests {
     use crate::device::Facts;
     use crate::error::Error;
     use crate::forward::Problem;
+    use crate::forward::plan::MainKernel;
     use crate::options::RawOptions;
-    use crate::plan::{MAX_BLOCKS, MainKernel};
+    use crate::plan::MAX_BLOCKS;
     use kernels::catalog::select::select;
     use kernels::catalog::{self, Dtype, KERNELS};
     use proptest::prelude::*;

@@ -254,110 +254,34 @@ pub(crate) fn samples_of(
         let (dim, dim_v) = dims;
         let batch = if packed == Some(true) { 1 } else { batch };
         let heads = kv_heads * group;
-        let mut rng = StdRng::seed_from_u64(seed);
-        let mut random = |len: usize, scale: f32| -> Vec<f32> {
-            let normal = (0..len).map(|_| scale * rng.sample::<f32, _>(StandardNormal));
-            normal.collect()
+        let mut draw = Draw {
+            rng: StdRng::seed_from_u64(seed),
+            sizes: [batch, heads, seqlen_q, seqlen_kv],
         };
-        let cpu = Device::cpu();
         // Up to six sequences are packed.
-        let slopes = random(6 * heads, 0.2);
-        let alibi = alibi.map(|of_entries| match of_entries {
-            true => {
-                let of_entries = &slopes[..batch * heads];
-                Slopes::Entries(Tensor::new(&cpu, [batch, heads], of_entries).expect("valid"))
-            }
-            false => Slopes::Heads(Tensor::new(&cpu, [heads], &slopes[..heads]).expect("valid")),
-        });
-        let mut logits = random(heads, 2.0);
-        if seed % 5 == 0 {
-            logits[0] = f32::NEG_INFINITY;
-        }
-        let sinks = sinks.then(|| Tensor::new(&cpu, [heads], &logits).expect("valid"));
-        let shape = |axes: [bool; 3], last: usize| {
-            let [b, h, i] = axes;
-            let extent = |kept, extent| if kept { extent } else { 1 };
-            [
-                extent(b, batch),
-                extent(h, heads),
-                extent(i, seqlen_q),
-                last,
-            ]
-        };
-        let bias = bias.map(|(dtype, axes)| {
-            let shape = shape(axes, seqlen_kv);
-            let mut elements = random(shape.iter().product(), 1.0);
-            // A bias may hide keys, too.
-            elements
-                .iter_mut()
-                .step_by(37)
-                .for_each(|x| *x = f32::NEG_INFINITY);
-            match dtype {
-                Dtype::F16 => Bias::F16(converted(&cpu, shape, &elements)),
-                Dtype::Bf16 => Bias::Bf16(converted(&cpu, shape, &elements)),
-                Dtype::F32 => Bias::F32(converted(&cpu, shape, &elements)),
-            }
-        });
+        let slopes = draw.normal(6 * heads, 0.2);
+        let logits = draw.sinks(seed % 5 == 0);
+        let bias = bias.map(|(dtype, axes)| draw.bias(dtype, axes));
         let mask = mask.map(|(bits, density, axes)| match bits {
-            true => {
-                let shape = shape(axes, seqlen_kv.div_ceil(32));
-                let mut bit = || u32::from(rng.random_bool(density));
-                let mut word = |_| (0..32).fold(0, |word, _| word << 1 | bit());
-                let words: Vec<u32> = (0..shape.iter().product::<usize>())
-                    .map(&mut word)
-                    .collect();
-                Mask::Bits(Tensor::new(&cpu, shape, &words).expect("valid"))
-            }
-            false => {
-                let shape = shape(axes, seqlen_kv);
-                let byte = |_| match rng.random_bool(density) {
-                    true => rng.random_range(1..=255),
-                    false => 0,
-                };
-                let bytes: Vec<u8> = (0..shape.iter().product::<usize>()).map(byte).collect();
-                Mask::Bytes(Tensor::new(&cpu, shape, &bytes).expect("valid"))
-            }
+            true => draw.mask_bits(density, axes),
+            false => draw.mask_bytes(density, axes),
         });
-        let sequences = packed.map(|packed| {
-            let count = if packed {
-                rng.random_range(1..=6)
-            } else {
-                batch
-            };
-            let mut number = |rows: usize| match rng.random_range(0..4) {
-                0 => 0,
-                1 => rows as i32,
-                _ => rng.random_range(0..=rows as i32),
-            };
-            let [q, kv] = [seqlen_q, seqlen_kv].map(|rows| {
-                let mut numbers: Vec<i32> = (0..count).map(|_| number(rows)).collect();
-                if packed {
-                    numbers.push(number(rows));
-                    numbers.sort_unstable();
-                }
-                Tensor::new(&cpu, [numbers.len()], &numbers).expect("valid")
-            });
-            match packed {
-                true => Sequences::Packed { q, kv },
-                false => Sequences::Padded { q, kv },
-            }
-        });
-        let alibi = match (alibi, &sequences) {
-            // Every other time they have their own.
-            (Some(Slopes::Entries(_)), Some(Sequences::Packed { q, .. })) if seed % 2 == 0 => {
-                let shape = [q.shape()[0] - 1, heads];
-                let slopes = Tensor::new(&cpu, shape, &slopes[..shape[0] * heads]).expect("valid");
-                Some(Slopes::Sequences(slopes))
-            }
-            (alibi, _) => alibi,
+        let sequences = packed.map(|packed| draw.sequences(packed));
+        let packed_count = match &sequences {
+            Some(Sequences::Packed { q, .. }) => Some(q.shape()[0] - 1),
+            _ => None,
         };
-        let first_keys = (packed != Some(true) && seed % 3 == 0).then(|| {
-            let first = (0..batch).map(|_| rng.random_range(0..=seqlen_kv as i32));
-            let first: Vec<i32> = first.collect();
-            Tensor::new(&cpu, [batch], &first).expect("valid")
+        let alibi = alibi.map(|of_entries| match packed_count {
+            // Every other time they have their own.
+            Some(count) if of_entries && seed % 2 == 0 => {
+                Slopes::Sequences(leading([count, heads], &slopes))
+            }
+            _ if of_entries => Slopes::Entries(leading([batch, heads], &slopes)),
+            _ => Slopes::Heads(leading([heads], &slopes)),
         });
+        let has_first_keys = packed != Some(true) && seed % 3 == 0;
         Sample {
-            first_keys,
+            first_keys: has_first_keys.then(|| draw.first_keys()),
             bias,
             mask,
             sequences,
@@ -376,7 +300,114 @@ pub(crate) fn samples_of(
             },
             seed,
             alibi,
-            sinks,
+            sinks: sinks.then_some(logits),
         }
     })
+}
+
+/// The random tensors of a sample.
+struct Draw {
+    rng: StdRng,
+    /// Batch, heads, queries and keys.
+    sizes: [usize; 4],
+}
+
+impl Draw {
+    /// Normally distributed numbers with this standard deviation.
+    fn normal(&mut self, len: usize, scale: f32) -> Vec<f32> {
+        let normal = (0..len).map(|_| scale * self.rng.sample::<f32, _>(StandardNormal));
+        normal.collect()
+    }
+
+    /// `[batch, heads, queries, last]`, with an extent of 1 in place of axes that a tensor does not have.
+    fn shape(&self, axes: [bool; 3], last: usize) -> [usize; 4] {
+        let extent = |i: usize| if axes[i] { self.sizes[i] } else { 1 };
+        [extent(0), extent(1), extent(2), last]
+    }
+
+    /// Logits of sinks, of which the first one may hide its sink.
+    fn sinks(&mut self, hides_first: bool) -> Tensor<f32, 1> {
+        let heads = self.sizes[1];
+        let mut logits = self.normal(heads, 2.0);
+        if hides_first {
+            logits[0] = f32::NEG_INFINITY;
+        }
+        leading([heads], &logits)
+    }
+
+    fn bias(&mut self, dtype: Dtype, axes: [bool; 3]) -> Bias {
+        let shape = self.shape(axes, self.sizes[3]);
+        let mut elements = self.normal(shape.iter().product(), 1.0);
+        // A bias may hide keys, too.
+        elements
+            .iter_mut()
+            .step_by(37)
+            .for_each(|x| *x = f32::NEG_INFINITY);
+        let cpu = Device::cpu();
+        match dtype {
+            Dtype::F16 => Bias::F16(converted(&cpu, shape, &elements)),
+            Dtype::Bf16 => Bias::Bf16(converted(&cpu, shape, &elements)),
+            Dtype::F32 => Bias::F32(converted(&cpu, shape, &elements)),
+        }
+    }
+
+    /// A mask that shows this part of all pairs.
+    fn mask_bits(&mut self, density: f64, axes: [bool; 3]) -> Mask {
+        let shape = self.shape(axes, self.sizes[3].div_ceil(32));
+        let mut bit = || u32::from(self.rng.random_bool(density));
+        let word = |_| (0..32).fold(0, |word, _| word << 1 | bit());
+        let words: Vec<u32> = (0..shape.iter().product::<usize>()).map(word).collect();
+        Mask::Bits(leading(shape, &words))
+    }
+
+    /// A mask that shows this part of all pairs.
+    fn mask_bytes(&mut self, density: f64, axes: [bool; 3]) -> Mask {
+        let shape = self.shape(axes, self.sizes[3]);
+        let byte = |_| match self.rng.random_bool(density) {
+            true => self.rng.random_range(1..=255),
+            false => 0,
+        };
+        let bytes: Vec<u8> = (0..shape.iter().product::<usize>()).map(byte).collect();
+        Mask::Bytes(leading(shape, &bytes))
+    }
+
+    /// Up to six packed sequences or, of each batch entry, a padded one.
+    fn sequences(&mut self, packed: bool) -> Sequences<Tensor<i32, 1>> {
+        let [batch, _, queries, keys] = self.sizes;
+        let rng = &mut self.rng;
+        let count = if packed {
+            rng.random_range(1..=6)
+        } else {
+            batch
+        };
+        let mut number = |rows: usize| match rng.random_range(0..4) {
+            0 => 0,
+            1 => rows as i32,
+            _ => rng.random_range(0..=rows as i32),
+        };
+        let [q, kv] = [queries, keys].map(|rows| {
+            let mut numbers: Vec<i32> = (0..count).map(|_| number(rows)).collect();
+            if packed {
+                numbers.push(number(rows));
+                numbers.sort_unstable();
+            }
+            leading([numbers.len()], &numbers)
+        });
+        match packed {
+            true => Sequences::Packed { q, kv },
+            false => Sequences::Padded { q, kv },
+        }
+    }
+
+    fn first_keys(&mut self) -> Tensor<i32, 1> {
+        let [batch, .., keys] = self.sizes;
+        let first = (0..batch).map(|_| self.rng.random_range(0..=keys as i32));
+        leading([batch], &first.collect::<Vec<_>>())
+    }
+}
+
+/// A tensor of the first elements.
+fn leading<T: bytemuck::Pod, const R: usize>(shape: [usize; R], elements: &[T]) -> Tensor<T, R> {
+    let len = shape.iter().product();
+    Tensor::new(&Device::cpu(), shape, &elements[..len]).expect("valid")
 }
