@@ -1,7 +1,7 @@
 //! Gradients through attention, into one packed tensor, and a step down.
 
-use crate::requests::{offsets, rows};
 use crate::model::{DIM, HEADS, KV_HEADS, Model, PROJECTED, VOCABULARY, WIDTH};
+use crate::requests::{offsets, rows};
 use ferroattn::{Attention, BackwardInputs, Gemm, GradientsMut, Result, Tensor, f16};
 
 /// Learns to say the token behind each, of texts of any lengths in one call.
