@@ -2,16 +2,16 @@
 
 use crate::maxima::walks;
 use crate::special_values;
-use ferroattn::{Device, Dtype, Sequences};
+use ferroattn::{Class, Device, Dtype, Sequences};
 use ndarray::s;
 use proptest::prelude::*;
 use tests::modifiers::Pages;
 use tests::strategy::{cases, check_some, few, few_queries, paged, sequenced};
 use tests::{Case, Inputs, Layout, Modifiers, Outcome, PASSED, Test};
 
-/// The tests of this file.
+/// The tests of this file: those of the kernel alone run where it is, others also where values in keys are like any.
 pub fn tests() -> Vec<Test> {
-    let mut tests = vec![
+    let mut of_kernel = vec![
         Test::new("any", |device| check(device, few_queries(cases()))),
         Test::new("any_of_sequences", |device| {
             check(device, sequenced(few_queries(cases())))
@@ -24,21 +24,28 @@ pub fn tests() -> Vec<Test> {
             walks(device, few(device, 12), cases)
         }),
         Test::new("heads", heads),
-        Test::new("lengths", lengths),
-        Test::new("pages", pages),
-        Test::new("uneven", uneven),
         Test::new("growing", growing),
-        Test::new("values_behind_the_mask", values_behind_the_mask),
         Test::new("queries_without_numbers", queries_without_numbers),
     ];
     // The others count on values that are not in keys.
     let special = special_values::all().into_iter();
     let special =
         special.filter(|(name, _)| !name.contains("_in_") && name != "every_score_minus_infinity");
-    tests.extend(
+    of_kernel.extend(
         special.map(|(name, special)| Test::new(name, move |device| special(device, &variants))),
     );
-    Test::and_on_hopper(tests)
+    let emulated = of_kernel
+        .iter()
+        .filter_map(|test| test.emulated_as(Class::Sm90));
+    let mut tests: Vec<_> = emulated.collect();
+    tests.extend(of_kernel.into_iter().map(Test::on_gpus));
+    tests.extend(Test::and_on_hopper(vec![
+        Test::new("lengths", lengths),
+        Test::new("pages", pages),
+        Test::new("uneven", uneven),
+        Test::new("values_behind_the_mask", values_behind_the_mask),
+    ]));
+    tests
 }
 
 fn check(device: &Device, cases: impl Strategy<Value = Case>) -> Outcome {
