@@ -1,23 +1,17 @@
 //! The forward call.
 
-use super::choice;
 use super::cpu;
-use super::fold::{folded, windowed};
-use super::plan::{MainKernel, plan, suited};
 use super::problem::Problem;
-use crate::attention::{Attention, Wanted, read_shapes};
-use crate::device::plans::Call;
+use crate::attention::Attention;
 use crate::device::{Device, Facts, RawStream};
-use crate::empty;
-use crate::error::{Error, Result};
-use crate::options::{self, RawOptions};
-use crate::plan::{CPU, EMPTY, Plan, Steps};
+use crate::error::Result;
+use crate::options::RawOptions;
+use crate::plan::Plan;
 use crate::run::Allocate;
 use crate::tensor::{
-    Dtype, Element, RawTensor, Storage, StorageMut, Tensor, TensorBase, expect_device, expect_shape,
+    Dtype, Element, RawTensor, Storage, StorageMut, Tensor, TensorBase, expect_device,
 };
 use crate::workspace::RawWorkspace;
-use std::sync::Arc;
 
 /// Tensors of a forward pass by address, for [`Attention::forward_raw`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -302,117 +296,6 @@ impl Attention<'_> {
         }
         // SAFETY: the caller's word.
         unsafe { cpu::forward_raw(dtype, &problem, &args) }
-    }
-
-    /// The problem that the tensors pose, if they are what the call takes, and the tensors with all options.
-    fn checked(&self, args: &RawForward) -> Result<(Problem, RawForward)> {
-        let RawForward {
-            q,
-            k,
-            v,
-            o,
-            lse,
-            options,
-        } = args;
-        let has_cache = options.cache_entries.is_some() || self.tensors.cache_entries.is_some();
-        let own = self.tensors.pages.as_ref().map(|pages| pages.shape());
-        let pages = options.pages.map(|pages| pages.shape).or(own);
-        let pages = pages.map(|[_, most]| most);
-        let [of_k, of_v] = read_shapes(q.shape, k.shape, v.shape, has_cache, pages)?;
-        let problem = self.problem_of_entries(q.shape, of_k, of_v)?;
-        let options = options.or(self.tensors.raw(&problem)?);
-        options.validate(&problem)?;
-        expect_shape("o", &problem.o_shape(), &o.shape)?;
-        expect_shape("lse", &problem.lse_shape(), &lse.shape)?;
-        if !lse.layout().is_contiguous() {
-            return Err(Error::NotContiguous("lse"));
-        }
-        for (argument, tensor) in [("q", q), ("k", k), ("v", v), ("o", o)] {
-            tensor.expect_rows(argument, "dim")?;
-        }
-        o.layout().expect_injective("o")?;
-        let options = RawOptions {
-            values_in_keys: v.is_first_part_of(k),
-            ..options
-        };
-        Ok((problem, RawForward { options, ..*args }))
-    }
-
-    /// The [plan](Self::plan_of) for a device, which keeps it.
-    fn kept_plan(
-        &self,
-        problem: &Problem,
-        device: &Device,
-        dtype: Dtype,
-        args: &RawForward,
-    ) -> Result<Arc<Plan>> {
-        let make = || self.plan_of(problem, device.facts(), dtype, args);
-        let (Some(gpu), Wanted::Best) = (device.gpu(), &self.kernel) else {
-            return make().map(Arc::new);
-        };
-        let call = Call {
-            dtype,
-            problem: *problem,
-            args: *args,
-            splits: self.splits,
-            any_order: false,
-        };
-        let addresses = [args.q, args.k, args.v, args.o].map(|tensor| tensor.address);
-        gpu.forward.get_or_make(addresses, &call, make)
-    }
-
-    fn plan_of(
-        &self,
-        problem: &Problem,
-        facts: Option<&Facts>,
-        dtype: Dtype,
-        args: &RawForward,
-    ) -> Result<Plan> {
-        if problem.is_empty() {
-            let name = self.kernel.name();
-            choice::expect_named(name, dtype, problem, &args.options, facts)?;
-            return match facts {
-                None => Ok(Steps::default().finish(EMPTY, 1)),
-                Some(_) => {
-                    dtype.of_kernels()?;
-                    empty::forward(problem, args)
-                }
-            };
-        }
-        let problem = &match facts {
-            None => *problem,
-            Some(_) => problem.in_vectors(),
-        };
-        let splits = (self.splits > 0).then_some(self.splits);
-        if let Wanted::Planned(planner) = &self.kernel {
-            let option = options::first(problem, &args.options);
-            if let Some(option) = option.filter(|_| facts.is_some()) {
-                return Err(Error::NoOption(option));
-            }
-            return planner.plan(facts, dtype.of_kernels()?, problem, args, splits);
-        }
-        let name = self.kernel.name();
-        if let (Some(custom), Some(facts)) = (args.options.custom, facts) {
-            options::expect_best(name)?;
-            let (kernel, entry) =
-                custom
-                    .kernels
-                    .forward(dtype.of_kernels()?, problem, facts, args)?;
-            let kernel = MainKernel {
-                entry,
-                ..kernel.into()
-            };
-            return plan(kernel, problem, facts, args, splits);
-        }
-        match choice::resolve(name, dtype, problem, &args.options, facts)?.zip(facts) {
-            None => Ok(Steps::default().finish(CPU, 1)),
-            Some((kernel, facts)) => {
-                let (problem, args) = windowed(problem, args).unwrap_or((*problem, *args));
-                let (problem, args) = folded(&problem, &args).unwrap_or((problem, args));
-                let kernel = suited(kernel, facts, &args);
-                plan(kernel.into(), &problem, facts, &args, splits)
-            }
-        }
     }
 }
 

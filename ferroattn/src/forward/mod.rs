@@ -10,6 +10,7 @@ pub mod choice;
 pub(crate) mod cpu;
 mod fold;
 pub(crate) mod plan;
+mod planning;
 mod problem;
 #[cfg(feature = "cpu")]
 pub mod reference;
