@@ -15,6 +15,7 @@ mod hopper;
 mod inputs;
 mod packed;
 mod plan;
+mod planning;
 #[cfg(feature = "cpu")]
 mod reference;
 
