@@ -91,7 +91,9 @@ impl<C: Custom> Score for CustomScore<C> {
         let first = self.first::<true>(corner);
         for i in 0..8 {
             let (score, pair) = (self.factor * tile.0[i], further::<true>(first, i));
-            derivatives.0[i] *= C::derivative(self.custom, score, pair);
+            let derivative = derivatives.0[i] * C::derivative(self.custom, score, pair);
+            // A NaN, which a hidden pair may have, becomes a number, for P is 0.
+            derivatives.0[i] = derivative.max(f32::MIN);
             tile.0[i] = math::mul_rz(C::score(self.custom, score, pair), LOG2_E);
         }
         derivatives

@@ -151,7 +151,8 @@ impl Score for Optional {
         let softcap = switch::softcap();
         if softcap != 0 {
             self.tanh(tile, softcap);
-            derivatives.0 = tile.0.map(|tanh| math::fma(-tanh, tanh, 1.0));
+            // Of a hidden pair the score may be NaN: then it is 0, for P is 0.
+            derivatives.0 = tile.0.map(|tanh| math::fma(-tanh, tanh, 1.0).max(0.0));
         }
         if switch::alibi() != 0 || has_bias() {
             self.add_to_transposed(tile, corner);
