@@ -18,6 +18,7 @@ mod far_scores;
 mod gemm;
 mod head_dims;
 mod hopper_packed;
+mod invariance;
 mod kernels;
 #[cfg(feature = "ladder")]
 mod ladder;
@@ -74,6 +75,7 @@ fn main() -> ExitCode {
         ("gemm", gemm::tests()),
         ("head_dims", head_dims::tests()),
         ("hopper_packed", hopper_packed::tests()),
+        ("invariance", invariance::tests()),
         ("kernels", kernels::tests()),
         #[cfg(feature = "ladder")]
         ("ladder", ladder::tests()),

@@ -544,6 +544,52 @@ impl<'a> Attention<'a> {
         self
     }
 
+    /// Keys of a split, rounded up to a multiple of a kernel's step: in place of a number of [`splits`](Self::splits). Sequences of
+    /// every length are then divided at equal keys. Default: 0, off. The CPU does not split.
+    ///
+    /// ```
+    /// # fn main() -> ferroattn::Result<()> {
+    /// use ferroattn::{Attention, Class, Dtype, Facts, Problem, RawForward};
+    ///
+    /// let (q, kv) = ([1, 1, 1, 64], [1, 1, 5000, 64]);
+    /// let args = RawForward::row_major(&Problem::new(q, kv, kv, false, None)?);
+    /// let facts = Facts::emulated(Class::Sm90);
+    /// let plan = Attention::new().split_keys(2048).plan(Some(&facts), Dtype::Bf16, &args)?;
+    /// assert_eq!(plan.splits, 3);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn split_keys(mut self, keys: u32) -> Self {
+        self.tensors.split_keys = keys;
+        self
+    }
+
+    /// Whether the results of a query have the same bits in every call on a device with these options, head dims and
+    /// [`split_keys`](Self::split_keys): beside any neighbours in the batch, and however its sequence is cut into chunks of
+    /// queries, each with all keys up to its last one. So have gradients beside any neighbours. Default: false.
+    ///
+    /// One kernel then serves all numbers of queries, a block takes all keys of a query, or parts of so many, and maxima follow
+    /// every block of keys. `docs/serving.md` has what that costs.
+    ///
+    /// ```
+    /// # fn main() -> ferroattn::Result<()> {
+    /// use ferroattn::{Attention, Device, Tensor};
+    ///
+    /// let all = Tensor::from_vec([1, 1, 4, 2], vec![0.1_f32, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8])?;
+    /// let attention = Attention::new().causal(true).batch_invariant(true);
+    /// let (whole, _) = attention.forward(&all, &all, &all)?;
+    ///
+    /// let last = Tensor::from_vec([1, 1, 1, 2], vec![0.7_f32, 0.8])?;
+    /// let (step, _) = attention.forward(&last, &all, &all)?;
+    /// assert_eq!(step.to_vec()?, whole.to_vec()?[6..]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn batch_invariant(mut self, invariant: bool) -> Self {
+        self.tensors.batch_invariant = invariant;
+        self
+    }
+
     /// Whether [`backward`](Self::backward) gives the same bits in every run on a device. Default: true; false may
     /// be faster on a GPU, where sums of dq, and of the gradient of a bias over axes that repeat, then have any order. The CPU is
     /// always deterministic.

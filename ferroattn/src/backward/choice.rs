@@ -98,6 +98,10 @@ pub(crate) fn candidates(
 /// little for each other. Stored dS has a place for each pair, whatever sequences see.
 fn best_way(call: &Call) -> HopperWay {
     let problem = &call.problem;
+    // Whether dS has room depends on the batch.
+    if call.args.options.batch_invariant {
+        return HopperWay::Sums;
+    }
     let takes_turns_well = !problem.causal && problem.batch * problem.kv_heads >= 8;
     let prefers_sums = problem.widest() <= 64 && (!call.deterministic || takes_turns_well);
     match hopper::may_store(problem) && !prefers_sums && call.spaced.is_none() {

@@ -141,8 +141,9 @@ impl Attention<'_> {
             return Ok(Steps::default().finish(CPU, 1));
         };
         let problem = &problem.in_vectors();
-        let call = Call::new(problem, args, !self.any_order);
-        let packed = match choice::takes_packed(name) {
+        let invariant = args.options.batch_invariant;
+        let call = Call::new(problem, args, !self.any_order || invariant);
+        let packed = match choice::takes_packed(name) && !invariant {
             true => call.packed(facts),
             false => None,
         };

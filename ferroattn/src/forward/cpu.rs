@@ -3,7 +3,7 @@
 use super::{Problem, RawForward};
 use crate::empty;
 use crate::error::Result;
-use crate::options::{Head, HostOptions};
+use crate::options::{Head, HostOptions, Sequence};
 use crate::tensor::{Dtype, Element};
 use half::{bf16, f16};
 use ndarray::{Array2, ArrayView2, ArrayView4, ArrayViewMut1, ArrayViewMut4, Axis, Zip};
@@ -141,20 +141,40 @@ impl Tile {
         first: usize,
         load: impl Fn(Range<usize>) -> [Array2<f32>; 2],
     ) {
-        let rows = first..first + self.q.nrows();
+        for part in options.by_sequence(first..first + self.q.nrows()) {
+            self.attend_in(options, first, part, &load);
+        }
+    }
+
+    /// [`attend`](Self::attend) of rows of one sequence. Steps count from its first key, so that the results of a row do not depend
+    /// on the others.
+    fn attend_in(
+        &mut self,
+        options: &Head,
+        first: usize,
+        Sequence {
+            queries: rows,
+            keys,
+        }: Sequence,
+        load: impl Fn(Range<usize>) -> [Array2<f32>; 2],
+    ) {
         let seen = options.range(rows.start).start..options.range(rows.end - 1).end;
-        for start in seen.clone().step_by(BC) {
-            let keys = start..seen.end.min(start + BC);
+        let begin = seen.start - (seen.start - keys.start) % BC;
+        for start in (begin..seen.end).step_by(BC) {
+            let keys = start.max(seen.start)..seen.end.min(start + BC);
+            let start = keys.start;
             let [k, v] = load(keys.clone());
             // A masked probability is no mask of NaN: 0 * NaN is NaN.
-            let finite = options.hides() && v.iter().all(|v| v.is_finite());
+            let finite = options.hides() && !options.invariant && v.iter().all(|v| v.is_finite());
             for (rows, keys) in options.visible(rows.clone(), keys, finite) {
                 let part = s![keys.start - start..keys.end - start, ..];
                 let [k, v] = [k.slice(part), v.slice(part)];
                 let tile_rows = rows.start - first..rows.end - first;
                 let mut s = self.s.slice_mut(s![tile_rows.clone(), ..keys.len()]);
                 let q = self.q.slice(s![tile_rows.clone(), ..]);
-                general_mat_mul(options.product_scale(), &q, &k.t(), 0.0, &mut s);
+                general_mat_mul(1.0, &q, &k.t(), 0.0, &mut s);
+                // Behind the product: inside, sums of more than 256 terms are rounded by the number of rows.
+                s *= options.product_scale();
                 options.apply(rows, keys, s);
                 self.step(tile_rows, v);
             }

@@ -4,7 +4,7 @@
 //! Splits divide all keys: those that no window shows are left out.
 
 use super::{Problem, RawForward};
-use crate::options;
+use crate::options::{self, RawOptions};
 use crate::tensor::RawTensor;
 use kernels::layout::element;
 
@@ -16,7 +16,12 @@ pub(super) fn folded(problem: &Problem, args: &RawForward) -> Option<(Problem, R
         softcap: None,
         ..*problem
     };
-    let alike = options::first_beside_cache(&plain, &args.options).is_none();
+    // Rows of a tile do not change each other's results.
+    let others = RawOptions {
+        batch_invariant: false,
+        ..args.options
+    };
+    let alike = options::first_beside_cache(&plain, &others).is_none();
     let has_options = options::first(problem, &args.options).is_some();
     if !(has_options && alike && problem.seqlen_q == 1 && problem.group() > 1) {
         return None;
@@ -60,7 +65,9 @@ pub(super) fn folded(problem: &Problem, args: &RawForward) -> Option<(Problem, R
 /// The call without the keys before the window of its first query, if there are some and nothing else counts keys from the first.
 /// Masks, windows and ALiBi count from the last one.
 pub(super) fn windowed(problem: &Problem, args: &RawForward) -> Option<(Problem, RawForward)> {
-    let counted = args.options.has_ranges() || args.options.pages.is_some();
+    let options = &args.options;
+    // Blocks of keys would begin elsewhere for each number of queries.
+    let counted = options.has_ranges() || options.pages.is_some() || options.batch_invariant;
     let left = problem.window.left.filter(|_| !counted)?;
     let of_one_dim = Problem {
         dim_v: problem.dim,

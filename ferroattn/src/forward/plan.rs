@@ -1,7 +1,7 @@
 //! The plan of an attention call: copies of inputs whose rows are not aligned, attention and, where it splits the
 //! keys, the kernel that combines the splits.
 
-use super::schedule::Schedule;
+use super::schedule::{Division, Schedule};
 use super::{Problem, RawForward};
 use crate::device::Facts;
 use crate::entry::Entry;
@@ -173,6 +173,8 @@ pub struct MainKernel {
     pub map_dim: Option<u32>,
     /// Whether it reads values as the first part of the keys, in boxes of a half of a step.
     pub values_in_keys: bool,
+    /// Whether rows of a warp vote on their maxima, unless [`Switch::Exact`] is on.
+    pub has_votes: bool,
 }
 
 impl MainKernel {
@@ -211,6 +213,7 @@ impl From<&'static Kernel> for MainKernel {
             takes_units: [Kind::DECODE_OPTIONS, Kind::LATENT].contains(&forward.kind),
             map_dim: kernel.takes_maps().then_some(forward.dim),
             values_in_keys: forward.is_latent(),
+            has_votes: !matches!(forward.kind.main_loop, Loop::Wide | Loop::Latent),
         }
     }
 }
@@ -250,13 +253,17 @@ impl Draft {
         let has_vectors = bias.is_some() && args.options.sequences.is_none();
         kernel.entry.switches =
             options::switches(problem, &args.options).with(Switch::BiasVectors, has_vectors);
+        let is_exact = kernel.has_votes && args.options.batch_invariant;
+        kernel.entry.switches = kernel.entry.switches.with(Switch::Exact, is_exact);
         if problem.window.left.is_some() || args.options.has_ranges() {
             // All tiles weigh about the same, and neighbours share keys.
             kernel.waves = Waves::Heads;
         }
-        let mut schedule = Schedule::new(&kernel, problem, facts, splits)?;
+        let division = Division::new(splits, &args.options);
+        let mut schedule = Schedule::new(&kernel, problem, facts, division)?;
         let has_lengths = matches!(args.options.sequences, Some(Sequences::Padded { .. }));
-        let may_divide = kernel.takes_units && has_lengths && splits.is_none() && facts.has_pools;
+        let may_divide =
+            kernel.takes_units && has_lengths && division == Division::Best && facts.has_pools;
         let units = may_divide
             .then(|| schedule.units(&kernel, problem))
             .flatten();

@@ -10,7 +10,7 @@ use crate::device::plans::Call;
 use crate::device::{Device, Facts};
 use crate::empty;
 use crate::error::{Error, Result};
-use crate::options::{self, RawOptions};
+use crate::options::{self, INVARIANT, RawOptions};
 use crate::plan::{CPU, EMPTY, Plan, Steps};
 use crate::tensor::{Dtype, expect_shape};
 use std::sync::Arc;
@@ -43,6 +43,13 @@ impl Attention<'_> {
             tensor.expect_rows(argument, "dim")?;
         }
         o.layout().expect_injective("o")?;
+        let divided = [
+            (self.splits > 1 && options.batch_invariant, INVARIANT),
+            (self.splits > 0 && options.split_keys > 0, "split_keys"),
+        ];
+        if let Some((_, other)) = divided.into_iter().find(|(is_wrong, _)| *is_wrong) {
+            return Err(Error::Excluded("splits", other));
+        }
         let options = RawOptions {
             values_in_keys: v.is_first_part_of(k),
             ..options

@@ -35,6 +35,7 @@ pub fn request(dtype: Dtype, problem: &Problem, options: &RawOptions, facts: &Fa
         cached: options.cache_entries.is_some(),
         values_in_keys: options.values_in_keys
             && options::first_of_scores(problem, options).is_none(),
+        invariant: options.batch_invariant,
         seqlen_q: problem.seqlen_q as u32,
         group: u32::try_from(problem.group()).unwrap_or(u32::MAX),
         compute_capability: facts.compute_capability,
@@ -61,15 +62,36 @@ pub struct Schedule {
     pub waves: [u32; 2],
 }
 
+/// How keys are to be divided.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Division {
+    /// Into as many splits as suit the device.
+    Best,
+    /// Into so many splits, but no more than key blocks, and no more than it takes to share these out evenly.
+    Splits(u32),
+    /// Into splits of so many keys, rounded up to a multiple of the kernel's step.
+    Keys(u32),
+}
+
+impl Division {
+    /// What a call asks for, perhaps a number of splits. One split has the bits of any batch; so do splits of one size.
+    pub fn new(splits: Option<u32>, options: &RawOptions) -> Self {
+        match (splits, options.split_keys) {
+            (Some(splits), _) => Division::Splits(splits),
+            (None, 0) if options.batch_invariant => Division::Splits(1),
+            (None, 0) => Division::Best,
+            (None, keys) => Division::Keys(keys),
+        }
+    }
+}
+
 impl Schedule {
-    /// Divides a [valid](Problem::validate) problem that the kernel serves. `splits` asks for a
-    /// number of splits; there are no more than key blocks, and no more than it takes to share these
-    /// out evenly.
+    /// Divides a [valid](Problem::validate) problem that the kernel serves.
     pub fn new(
         kernel: &MainKernel,
         problem: &Problem,
         facts: &Facts,
-        splits: Option<u32>,
+        division: Division,
     ) -> Result<Self> {
         let packed = if kernel.is_grouped {
             problem.group()
@@ -86,14 +108,14 @@ impl Schedule {
         grid((problem.batch * problem.heads) as u128)?;
         let key_blocks = (problem.seqlen_kv as u32).div_ceil(kernel.keys);
         let slots = facts.multiprocessors * kernel.resident_blocks(facts);
-        let splits = match splits {
-            Some(splits) => splits,
-            None if !facts.has_pools => 1,
+        let split_blocks = match division {
+            Division::Keys(keys) => keys.div_ceil(kernel.keys).clamp(1, key_blocks),
+            Division::Splits(splits) => key_blocks.div_ceil(splits.max(1)),
+            Division::Best if !facts.has_pools => key_blocks,
             // Partial results of many rows cost more than a last wave that is not full.
-            None if tiles >= slots && !kernel.is_grouped => 1,
-            None => self::splits(tiles, key_blocks, slots),
+            Division::Best if tiles >= slots && !kernel.is_grouped => key_blocks,
+            Division::Best => key_blocks.div_ceil(splits(tiles, key_blocks, slots)),
         };
-        let split_blocks = key_blocks.div_ceil(splits.max(1));
         let splits = key_blocks.div_ceil(split_blocks);
         Ok(Schedule {
             packed: packed as u32,
@@ -188,7 +210,7 @@ fn waves(kernel: &MainKernel, problem: &Problem, facts: &Facts) -> [u32; 2] {
 
 #[cfg(test)]
 mod tests {
-    use super::{MAX_SPLITS, NEAR_BEST, SPLIT_STEPS, Schedule, splits, waves};
+    use super::{Division, MAX_SPLITS, NEAR_BEST, SPLIT_STEPS, Schedule, splits, waves};
     use crate::device::Class;
     use crate::device::Facts;
     use crate::error::Error;
@@ -223,13 +245,21 @@ mod tests {
         f64::from(blocks) * f64::from(key_blocks) / (time as f64 * f64::from(slots))
     }
 
+    fn divisions() -> impl Strategy<Value = Division> {
+        prop_oneof![
+            Just(Division::Best),
+            (1u32..1000).prop_map(Division::Splits),
+            (1u32..100_000).prop_map(Division::Keys),
+        ]
+    }
+
     proptest! {
         /// By kernels of many rows; kernels of few rows only if the last wave is nearly full too.
         #[test]
         fn a_full_gpu_is_left_alone(heads in 400usize..3000, seqlen_kv in 1usize..100_000) {
             let of = |name, seqlen_q| {
                 let problem = problem([heads, 1, seqlen_q], [1, seqlen_kv], 64);
-                Schedule::new(&kernel(name), &problem, &H200, None).expect("a grid").splits
+                Schedule::new(&kernel(name), &problem, &H200, Division::Best).expect("a grid").splits
             };
             prop_assert_eq!(of("forward_f16_d64", 128), 1);
             let slots = H200.multiprocessors * kernel("decode_f16_d64").resident_blocks(&H200);
@@ -265,7 +295,7 @@ mod tests {
         #[test]
         fn schedules_cover_the_keys(
             kernel in 0..KERNELS.len(), seqlen_kv in 1usize..100_000,
-            seqlen_q in 1usize..1000, group in 1usize..9, asked in prop::option::of(1u32..1000),
+            seqlen_q in 1usize..1000, group in 1usize..9, asked in divisions(),
         ) {
             let kernel = &KERNELS[kernel];
             prop_assume!(kernel.forward().is_some());
@@ -275,7 +305,14 @@ mod tests {
             let (keys, last) = (s.split_keys as usize, s.splits as usize - 1);
             prop_assert!(last * keys < seqlen_kv && seqlen_kv <= (last + 1) * keys);
             prop_assert_eq!(s.split_keys % tile.keys, 0);
-            prop_assert!(s.splits <= asked.unwrap_or(MAX_SPLITS));
+            match asked {
+                Division::Best => prop_assert!(s.splits <= MAX_SPLITS),
+                Division::Splits(splits) => prop_assert!(s.splits <= splits),
+                Division::Keys(keys) => {
+                    let step = tile.keys;
+                    prop_assert_eq!(s.split_keys, keys.next_multiple_of(step).min((seqlen_kv as u32).next_multiple_of(step)));
+                }
+            }
             let rows = seqlen_q * s.packed as usize;
             prop_assert_eq!(s.q_tiles as usize, rows.div_ceil(tile.q_rows as usize));
             let heads = 6 * group / s.packed as usize;
@@ -287,7 +324,8 @@ mod tests {
     #[test]
     fn known_shapes() {
         let automatic = |name, q, kv, dim| {
-            let schedule = Schedule::new(&kernel(name), &problem(q, kv, dim), &H200, None);
+            let schedule =
+                Schedule::new(&kernel(name), &problem(q, kv, dim), &H200, Division::Best);
             schedule.expect("a grid").splits
         };
         // 512 and 64 blocks for 264 places, two on each multiprocessor.
@@ -316,7 +354,12 @@ mod tests {
     fn splits_asked_for_are_shared_out_evenly() {
         let asked = |n| {
             let problem = problem([1, 1, 1], [1, 310], 128);
-            let schedule = Schedule::new(&kernel("decode_f16_d128"), &problem, &H200, Some(n));
+            let schedule = Schedule::new(
+                &kernel("decode_f16_d128"),
+                &problem,
+                &H200,
+                Division::Splits(n),
+            );
             let schedule = schedule.expect("a grid");
             (schedule.splits, schedule.split_keys)
         };
@@ -336,14 +379,17 @@ mod tests {
         };
         let limit = MAX_BLOCKS as usize;
         let packed = problem([1 << 26, 64, 1], [1, 64], 8);
-        let packed = Schedule::new(&kernel("decode_f16_d128"), &packed, &H200, None);
-        assert_eq!(schedule(limit, None).map(|s| s.blocks), Ok(MAX_BLOCKS));
+        let packed = Schedule::new(&kernel("decode_f16_d128"), &packed, &H200, Division::Best);
+        assert_eq!(
+            schedule(limit, Division::Best).map(|s| s.blocks),
+            Ok(MAX_BLOCKS)
+        );
         for refused in [
-            schedule(limit + 1, None),
-            schedule(1 << 33, None),
+            schedule(limit + 1, Division::Best),
+            schedule(1 << 33, Division::Best),
             // 2^26 tiles, of 2^32 heads.
             packed,
-            schedule(limit, Some(2)),
+            schedule(limit, Division::Splits(2)),
         ] {
             assert!(matches!(refused, Err(Error::Grid { .. })), "{refused:?}");
         }
@@ -360,7 +406,10 @@ mod tests {
             let schedule = Schedule::new(&kernel("decode_f16_d128"), &problem, &facts, asked);
             schedule.expect("a grid").splits
         };
-        assert_eq!((splits(None), splits(Some(4))), (1, 4));
+        assert_eq!(
+            (splits(Division::Best), splits(Division::Splits(4))),
+            (1, 4)
+        );
     }
 
     #[test]
@@ -392,7 +441,8 @@ mod tests {
             let kernel = select(&request).expect("a kernel");
             assert_eq!(kernel.name, name);
             let schedule =
-                Schedule::new(&MainKernel::from(kernel), &problem, &facts, None).expect("a grid");
+                Schedule::new(&MainKernel::from(kernel), &problem, &facts, Division::Best)
+                    .expect("a grid");
             assert_eq!(schedule.splits, splits, "{name}");
         }
     }

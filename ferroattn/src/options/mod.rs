@@ -60,6 +60,9 @@ pub(crate) const CACHE: &str = "cache_entries";
 /// The name of the pages of keys and values.
 pub(crate) const PAGES: &str = "pages";
 
+/// The name of calls whose results depend on no neighbours.
+pub(crate) const INVARIANT: &str = "batch_invariant";
+
 /// The first option of a call that plain kernels lack, by name.
 pub(crate) fn first(p: &Problem, tensors: &RawOptions) -> Option<&'static str> {
     let options = [
@@ -76,6 +79,7 @@ pub(crate) fn first(p: &Problem, tensors: &RawOptions) -> Option<&'static str> {
         (CACHE, tensors.cache_entries.is_some()),
         (PAGES, tensors.pages.is_some()),
         ("custom", tensors.custom.is_some()),
+        (INVARIANT, tensors.batch_invariant),
     ];
     let (name, _) = options.into_iter().find(|(_, is_on)| *is_on)?;
     Some(name)

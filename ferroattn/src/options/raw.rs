@@ -36,6 +36,10 @@ pub struct RawOptions {
     /// Whether a GPU [checks](crate::Attention::check_lengths) the numbers of `sequences`, `first_keys`, `cache_entries` and
     /// `pages`.
     pub check_lengths: bool,
+    /// Whether the call is [batch invariant](crate::Attention::batch_invariant).
+    pub batch_invariant: bool,
+    /// Keys of a [split](crate::Attention::split_keys); 0 where splits are as many as the call says.
+    pub split_keys: u32,
     /// A [score or mask of another crate](crate::Attention::custom).
     pub custom: Option<RawCustom>,
 }
@@ -144,6 +148,11 @@ impl RawOptions {
             pages: self.pages.or(others.pages),
             values_in_keys: self.values_in_keys,
             check_lengths: self.check_lengths || others.check_lengths,
+            batch_invariant: self.batch_invariant || others.batch_invariant,
+            split_keys: match self.split_keys {
+                0 => others.split_keys,
+                keys => keys,
+            },
             custom: self.custom.or(others.custom),
         }
     }

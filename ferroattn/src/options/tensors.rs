@@ -29,6 +29,8 @@ pub(crate) struct TensorOptions<'a> {
     pub pages: Option<Borrowed<'a, 2>>,
     /// Whether a GPU checks these numbers.
     pub check_lengths: bool,
+    pub batch_invariant: bool,
+    pub split_keys: u32,
     pub custom: Option<BorrowedCustom<'a>>,
 }
 
@@ -157,6 +159,8 @@ impl TensorOptions<'_> {
             pages: self.pages.as_ref().map(|pages| pages.raw),
             values_in_keys: false,
             check_lengths: self.check_lengths,
+            batch_invariant: self.batch_invariant,
+            split_keys: self.split_keys,
             custom: self.custom.as_ref().map(BorrowedCustom::raw).transpose()?,
         })
     }

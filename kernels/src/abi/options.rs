@@ -179,6 +179,9 @@ pub enum Switch {
     MaskBits,
     /// Keys and values lie in pages, which a table names.
     Pages,
+    /// Maxima follow every block of keys. Otherwise the rows of a warp vote on that, and a row's roundings depend on its
+    /// neighbours.
+    Exact,
 }
 
 impl Switch {
@@ -198,6 +201,7 @@ impl Switch {
         Switch::MaskBytes,
         Switch::MaskBits,
         Switch::Pages,
+        Switch::Exact,
     ];
 
     /// Combinations that the kernels are assembled with before any call asks for them: each alone, and some together.
@@ -213,6 +217,8 @@ impl Switch {
         &[Switch::MaskBytes],
         &[Switch::MaskBits],
         &[Switch::Ranges, Switch::Pages],
+        &[Switch::Exact],
+        &[Switch::Ranges, Switch::Pages, Switch::Exact],
         &[Switch::Ranges, Switch::Alibi],
         &[Switch::Ranges, Switch::AlibiRows],
         &[Switch::Softcap, Switch::Alibi],
@@ -235,6 +241,7 @@ impl Switch {
                 | Switch::AlibiRows
                 | Switch::Ranges
                 | Switch::Pages
+                | Switch::Exact
         )
     }
 
@@ -255,12 +262,14 @@ impl Switch {
             Switch::MaskBytes => ("mask", 1),
             Switch::MaskBits => ("mask", 2),
             Switch::Pages => ("pages", 1),
+            Switch::Exact => ("exact", 1),
         }
     }
 
-    /// Whether kernels of gradients have it. Their tiles are transposed: a lane has no neighbouring keys. Pages have no gradients.
+    /// Whether kernels of gradients have it. Their tiles are transposed: a lane has no neighbouring keys. Pages have no gradients,
+    /// and gradients no maxima.
     pub const fn is_of_gradients(self) -> bool {
-        !matches!(self, Switch::BiasVectors | Switch::Pages)
+        !matches!(self, Switch::BiasVectors | Switch::Pages | Switch::Exact)
     }
 
     /// The name in messages.
@@ -280,6 +289,7 @@ impl Switch {
             Switch::MaskBytes => "mask_bytes",
             Switch::MaskBits => "mask_bits",
             Switch::Pages => "pages",
+            Switch::Exact => "exact",
         }
     }
 }

@@ -26,6 +26,8 @@ pub struct Request {
     pub cached: bool,
     /// Whether v is the first part of k, in memory too, and no option changes scores.
     pub values_in_keys: bool,
+    /// Whether one kernel serves all numbers of queries, of options and head dims like these.
+    pub invariant: bool,
     /// Queries per head.
     pub seqlen_q: u32,
     /// Query heads that share a key/value head.
@@ -87,7 +89,7 @@ fn best(request: &Request) -> Option<Forward> {
                 1 if is_hopper => decode.tile.q_rows / 2,
                 _ => decode.tile.q_rows,
             };
-            !request.has_pairs && rows <= u64::from(most)
+            !request.invariant && !request.has_pairs && rows <= u64::from(most)
         });
         return decode.or(other);
     }
@@ -143,6 +145,7 @@ mod tests {
             has_pairs: false,
             cached: false,
             values_in_keys: false,
+            invariant: false,
             seqlen_q,
             group,
             compute_capability: (9, 0),

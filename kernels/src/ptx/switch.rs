@@ -48,6 +48,9 @@ switches! {
 
     /// Whether [`Switch::Pages`](crate::abi::Switch::Pages) is on.
     pages = "pages" as bool, is_on;
+
+    /// Whether [`Switch::Exact`](crate::abi::Switch::Exact) is on.
+    exact = "exact" as bool, is_on;
 }
 
 #[inline(always)]

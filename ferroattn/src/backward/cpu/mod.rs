@@ -12,7 +12,7 @@ use crate::empty;
 use crate::error::Result;
 use crate::forward::Problem;
 use crate::forward::cpu::widen;
-use crate::options::{Head, HostOptions};
+use crate::options::{Head, HostOptions, Sequence};
 use crate::tensor::{Dtype, Element};
 use half::{bf16, f16};
 use kernels::abi::FAR_LSE;
@@ -143,41 +143,68 @@ pub fn backward<T: Element>(p: &Problem, inputs: &Inputs<T>, mut gradients: [Arr
             let (batch, kv_head) = (kv_head / p.kv_heads, kv_head % p.kv_heads);
             let [k, v] =
                 [&inputs.k, &inputs.v].map(|tensor| tensor.slice(s![batch, kv_head, .., ..]));
-            let mut keys: Vec<_> = blocks(p.seqlen_kv, BC)
-                .map(|keys| Keys::new(keys, k, v))
-                .collect();
-            for (i, dq) in dq.chunks_mut(p.seqlen_q).enumerate() {
-                let head = [batch, kv_head * p.group() + i];
-                let options = inputs.options.head(p, head);
-                let mut queries: Vec<_> = blocks(p.seqlen_q, BR)
-                    .map(|rows| Some(Queries::new(p, inputs, head, rows)))
+            let rows = dq.iter_mut().chain(&mut *dk).chain(&mut *dv);
+            rows.for_each(|row| row.fill(T::from_f32(0.0)));
+            let first_head = inputs.options.head(p, [batch, kv_head * p.group()]);
+            // Blocks are of one sequence, whose gradients so do not depend on its neighbours.
+            for sequence in first_head.sequences.all() {
+                let mut keys: Vec<_> = blocks(sequence.keys.clone(), BC)
+                    .map(|keys| Keys::new(keys, k, v))
                     .collect();
-                let rounds = queries.len().max(keys.len());
-                queries.resize_with(rounds, || None);
-                for _ in 0..rounds {
-                    let pairs = keys.par_iter_mut().zip(queries.par_iter_mut());
-                    pairs.for_each_init(Products::new, |products, (keys, queries)| {
-                        if let Some(queries) = queries {
-                            products.add(&options, queries, keys);
-                        }
-                    });
-                    queries.rotate_left(1);
+                for (i, dq) in dq.chunks_mut(p.seqlen_q).enumerate() {
+                    let head = [batch, kv_head * p.group() + i];
+                    let mut queries: Vec<_> = blocks(sequence.queries.clone(), BR)
+                        .map(|rows| Some(Queries::new(p, inputs, head, rows, &sequence)))
+                        .collect();
+                    add_in_rounds(&inputs.options.head(p, head), &mut keys, &mut queries);
+                    let found = queries
+                        .iter()
+                        .flatten()
+                        .flat_map(|queries| queries.dq.rows());
+                    store(found, &mut dq[sequence.queries.clone()]);
                 }
-                let found = queries
-                    .iter()
-                    .flatten()
-                    .flat_map(|queries| queries.dq.rows());
-                store(found, dq);
+                let of_sequence = sequence.keys.clone();
+                store(
+                    keys.iter().flat_map(|keys| keys.dk.rows()),
+                    &mut dk[of_sequence.clone()],
+                );
+                store(
+                    keys.iter().flat_map(|keys| keys.dv.rows()),
+                    &mut dv[of_sequence],
+                );
             }
-            store(keys.iter().flat_map(|keys| keys.dk.rows()), dk);
-            store(keys.iter().flat_map(|keys| keys.dv.rows()), dv);
         });
 }
 
-/// The ranges that divide `len` rows into blocks.
-fn blocks(len: usize, rows: usize) -> impl Iterator<Item = Range<usize>> {
-    let starts = (0..len).step_by(rows);
-    starts.map(move |start| start..len.min(start + rows))
+/// Adds what each block of keys and each block of queries give each other.
+fn add_in_rounds(options: &Head, keys: &mut [Keys], queries: &mut Vec<Option<Queries>>) {
+    let rounds = queries.len().max(keys.len());
+    queries.resize_with(rounds, || None);
+    for _ in 0..rounds {
+        let pairs = keys.par_iter_mut().zip(queries.par_iter_mut());
+        pairs.for_each_init(Products::new, |products, (keys, queries)| {
+            if let Some(queries) = queries {
+                products.add(options, queries, keys);
+            }
+        });
+        queries.rotate_left(1);
+    }
+}
+
+/// The ranges that divide rows into blocks.
+fn blocks(all: Range<usize>, rows: usize) -> impl Iterator<Item = Range<usize>> {
+    let starts = all.clone().step_by(rows);
+    starts.map(move |start| start..all.end.min(start + rows))
+}
+
+/// The blocks of queries of all sequences, with their sequence.
+fn blocks_of_queries(options: &Head) -> Vec<(Range<usize>, Sequence)> {
+    let sequences = options.sequences.all().into_iter();
+    let blocks = sequences.flat_map(|sequence| {
+        let blocks = blocks(sequence.queries.clone(), BR);
+        blocks.map(move |rows| (rows, sequence.clone()))
+    });
+    blocks.collect()
 }
 
 /// Rounds rows to the element type.
@@ -248,6 +275,7 @@ impl Queries {
         inputs: &Inputs<T>,
         [batch, head]: [usize; 2],
         rows: Range<usize>,
+        sequence: &Sequence,
     ) -> Self {
         let [q, d_o] = [&inputs.q, &inputs.d_o]
             .map(|tensor| widen(tensor.slice(s![batch, head, rows.clone(), ..])));
@@ -271,7 +299,7 @@ impl Queries {
         };
         let is_far = |lse: &f32| lse.is_finite() && lse.abs() >= FAR_LSE;
         if lse.iter().any(is_far) {
-            let again = queries.sum_again(p, inputs, [batch, head]);
+            let again = queries.sum_again(p, inputs, [batch, head], sequence);
             for ((sum, again), lse) in queries.sums.iter_mut().zip(again).zip(&lse) {
                 if is_far(lse) {
                     *sum = again;
@@ -281,12 +309,13 @@ impl Queries {
         queries
     }
 
-    /// The sums of all rows, from the scores of all keys.
+    /// The sums of all rows, from the scores of all keys of their sequence.
     fn sum_again<T: Element>(
         &self,
         p: &Problem,
         inputs: &Inputs<T>,
         [batch, head]: [usize; 2],
+        sequence: &Sequence,
     ) -> Vec<RowSum> {
         let options = inputs.options.head(p, [batch, head]);
         let [k, v] =
@@ -295,7 +324,7 @@ impl Queries {
         let of_sink = if sink == f32::NEG_INFINITY { 0.0 } else { 1.0 };
         let mut sums = vec![(sink, of_sink); self.rows.len()];
         let mut products = Products::new();
-        for keys in blocks(p.seqlen_kv, BC) {
+        for keys in blocks(sequence.keys.clone(), BC) {
             let keys = Keys::new(keys, k, v);
             for pairs in Pairs::visible(&options, self, &keys) {
                 products.scores(&options, self, &keys, &pairs);

@@ -1,31 +1,31 @@
 //! Gradients of options' tensors.
 
-use super::{BC, BR, Inputs, Keys, Pairs, Products, Queries, blocks};
+use super::{BC, Inputs, Keys, Pairs, Products, Queries, blocks_of_queries};
 use crate::forward::Problem;
 use crate::tensor::Element;
 use ndarray::{Array2, ArrayViewMut4, Axis, s};
 use rayon::prelude::*;
-use std::ops::Range;
 
 /// Computes the gradient of the sink of each head: `-exp(sink - lse) delta`, summed over the rows of sequences with a
 /// finite lse.
 pub fn d_sinks<T: Element>(p: &Problem, inputs: &Inputs<T>) -> Vec<f32> {
     let of_head = |head: usize| {
-        let of_block = |(batch, rows): (usize, Range<usize>)| {
+        let of_entry = |batch| {
             let options = inputs.options.head(p, [batch, head]);
-            let Queries { sums, delta, .. } = Queries::new(p, inputs, [batch, head], rows.clone());
-            let rows = rows.zip(sums.iter().zip(&delta));
-            let live = rows.filter(|(row, (sum, _))| {
-                options.sequences.contain(*row) && sum.max != f32::NEG_INFINITY
-            });
-            let terms = live.map(|(_, (sum, delta))| {
-                let weight = (options.sink() - sum.max - sum.log_sum).exp();
-                -f64::from(weight) * f64::from(*delta)
+            let blocks = blocks_of_queries(&options).into_iter();
+            let terms = blocks.flat_map(|(rows, sequence)| {
+                let queries = Queries::new(p, inputs, [batch, head], rows, &sequence);
+                let rows = queries.sums.into_iter().zip(queries.delta);
+                let live = rows.filter(|(sum, _)| sum.max != f32::NEG_INFINITY);
+                let terms = live.map(|(sum, delta)| {
+                    let weight = (options.sink() - sum.max - sum.log_sum).exp();
+                    -f64::from(weight) * f64::from(delta)
+                });
+                terms.collect::<Vec<_>>()
             });
             terms.sum::<f64>()
         };
-        let of_entry = |batch| blocks(p.seqlen_q, BR).map(move |rows| (batch, rows));
-        (0..p.batch).flat_map(of_entry).map(of_block).sum::<f64>() as f32
+        (0..p.batch).map(of_entry).sum::<f64>() as f32
     };
     (0..p.heads).into_par_iter().map(of_head).collect()
 }
@@ -56,8 +56,8 @@ pub fn d_bias<T: Element>(p: &Problem, inputs: &Inputs<T>, mut d_bias: ArrayView
                     let [k, v] = [&inputs.k, &inputs.v]
                         .map(|tensor| tensor.slice(s![head[0], p.kv_head(head[1]), .., ..]));
                     let keys = Keys::new(columns.clone(), k, v);
-                    for rows in blocks(p.seqlen_q, BR) {
-                        let queries = Queries::new(p, inputs, head, rows);
+                    for (rows, sequence) in blocks_of_queries(&options) {
+                        let queries = Queries::new(p, inputs, head, rows, &sequence);
                         for pairs in Pairs::visible(&options, &queries, &keys) {
                             products.probabilities(&options, &queries, &keys, &pairs);
                             products.score_gradients(&options, &queries, &keys.v, &pairs);

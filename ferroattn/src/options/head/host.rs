@@ -234,6 +234,7 @@ impl HostOptions<'_> {
             slopes: alibi.map(of_head),
             sink: sinks.map(|sinks| sinks[head]),
             sequences: HeadSequences::new(p, self.sequences, first, batch),
+            invariant: self.raw.batch_invariant,
         }
     }
 }

@@ -38,6 +38,8 @@ pub(crate) struct Head<'a> {
     pub mask: Option<HeadMask<'a>>,
     pub sequences: HeadSequences<'a>,
     pub custom: Option<HeadCustom<'a>>,
+    /// Whether results of a row depend on its own keys alone.
+    pub invariant: bool,
 }
 
 impl Head<'_> {
@@ -71,6 +73,15 @@ impl Head<'_> {
         self.p.keys_in(&self.sequences.of(row), row)
     }
 
+    /// The parts of some rows that are of one sequence, with its keys.
+    pub fn by_sequence(&self, rows: Range<usize>) -> Vec<Sequence> {
+        let of_rows = self.sequences.all().into_iter().map(|sequence| Sequence {
+            queries: sequence.queries.start.max(rows.start)..sequence.queries.end.min(rows.end),
+            keys: sequence.keys,
+        });
+        of_rows.filter(|part| !part.queries.is_empty()).collect()
+    }
+
     /// Keys that query `row` sees, ascending.
     pub fn keys(&self, row: usize) -> Vec<usize> {
         let keys = self.range(row);
@@ -84,6 +95,14 @@ impl Head<'_> {
     /// Where all factors are `finite`, a product with 0 is 0: then rectangles may hold pairs that the mask
     /// [hides](Self::hide).
     pub fn visible(&self, rows: Range<usize>, keys: Range<usize>, finite: bool) -> Vec<Rectangle> {
+        if self.invariant && rows.len() > 1 {
+            let [first, last] = [rows.start, rows.end - 1].map(|row| self.range(row));
+            if keys.start < last.start || first.end < keys.end {
+                // Else the rows decide into which parts the keys of one are cut.
+                let alone = rows.map(|row| self.visible(row..row + 1, keys.clone(), finite));
+                return alone.flatten().collect();
+            }
+        }
         let rectangles = rectangles(|row| self.range(row), rows, keys);
         if finite || !self.hides() {
             return rectangles;

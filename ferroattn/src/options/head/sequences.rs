@@ -32,6 +32,25 @@ impl<'a> HeadSequences<'a> {
         }
     }
 
+    /// All sequences.
+    pub fn all(&self) -> Vec<Sequence> {
+        match *self {
+            HeadSequences::One { q, first, kv } => vec![Sequence {
+                queries: 0..q,
+                keys: first..kv,
+            }],
+            HeadSequences::Packed { q, kv } => {
+                let between = |pair: &[i32]| pair[0] as usize..pair[1] as usize;
+                let pairs = q.windows(2).zip(kv.windows(2));
+                let sequences = pairs.map(|(q, kv)| Sequence {
+                    queries: between(q),
+                    keys: between(kv),
+                });
+                sequences.collect()
+            }
+        }
+    }
+
     /// The number of a query's sequence, of those that are packed.
     pub fn number(&self, row: usize) -> usize {
         match *self {

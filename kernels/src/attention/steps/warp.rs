@@ -19,7 +19,7 @@ use super::team::Team;
 use crate::attention::Softmax;
 use crate::attention::guard::has_non_finite;
 use crate::attention::options::mask::{Interval, Mask, Visible};
-use crate::attention::options::score::{Corner, Scaled, Score};
+use crate::attention::options::score::{Corner, Scaled, Score, is_exact};
 use crate::ptx::{special, vote};
 use crate::tile::registers::{fence, opaque_in};
 use crate::tile::whole::{map_shared, mask, to_operands};
@@ -144,9 +144,12 @@ impl<const MT: usize, const DT: usize, const OT: usize, const QT: usize, A: Arra
         k_tile: SharedTile<DT, A>,
         first_key: u32,
     ) -> [[Operand; NT]; MT] {
-        let sums = self.softmax.apply(&mut s);
         // SAFETY: the caller's promise.
         unsafe {
+            if is_exact::<C>() {
+                return self.softmax_exact::<E, NT, 1>(s, &Team::ALONE);
+            }
+            let sums = self.softmax.apply(&mut s);
             if vote::any(!sums.fit()) {
                 cold_path();
                 let s = self.scores::<E, Accumulator, NT>(k_tile, first_key);

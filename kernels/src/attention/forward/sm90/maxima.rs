@@ -5,7 +5,7 @@ use super::kernel::Kernel;
 use super::tile::Tile;
 use crate::attention::Softmax;
 use crate::attention::options::mask::Visible;
-use crate::attention::options::score::Score;
+use crate::attention::options::score::{Score, is_exact};
 use crate::ptx::{barrier, vote};
 use crate::tile::Accumulator;
 use crate::tile::wgmma::Product;
@@ -73,9 +73,12 @@ impl Maxima for Lazy {
         [Accumulator; OT]: Product,
         [Accumulator; NT]: Product,
     {
-        let mut tiles = [*s];
         // SAFETY: the caller's promise. The cold paths hold instructions of a warp alone.
         unsafe {
+            if is_exact::<K::Score>() {
+                return Some(update(softmax, s));
+            }
+            let mut tiles = [*s];
             if K::CHUNKS {
                 // K is gone, so its scores are compared while they are there.
                 if vote::any(!softmax.serves(&tiles)) {

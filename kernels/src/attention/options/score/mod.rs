@@ -17,6 +17,7 @@ use crate::attention::SoftmaxScale;
 use crate::attention::workload::key_rows::{EntryRows, KeyRows};
 use crate::attention::workload::sequence::{Sequence, Split};
 use crate::layout::fragment;
+use crate::ptx::switch;
 use crate::tile::{Accumulator, Operand};
 
 /// The first query and the first key of a tile; keys count in their split.
@@ -60,6 +61,12 @@ pub fn place<const TRANSPOSED: bool>(lane: u32, i: u32) -> [u32; 2] {
         true => [column, row],
         false => [row, column],
     }
+}
+
+/// Whether maxima follow every block, in a kernel with such scores.
+#[inline(always)]
+pub fn is_exact<C: Score>() -> bool {
+    !C::SCALED && switch::exact()
 }
 
 /// Turns products of queries and keys into scores. Tiles have a row for each query or, `TRANSPOSED`, for each key.
