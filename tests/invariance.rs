@@ -1,7 +1,7 @@
 //! Results that are the same bits beside any neighbours, and however a sequence is cut into chunks of queries.
 
 use ferroattn::{Attention, Device, Element, Result, Tensor, bf16, f16};
-use ndarray::{Array4, ArrayView4, s};
+use ndarray::{Array4, ArrayView4, Axis, concatenate, s};
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
 use rand::{RngExt, SeedableRng};
@@ -22,6 +22,7 @@ pub fn tests() -> Vec<Test> {
     let tests = vec![
         Test::new("chunks", each(chunks)),
         Test::new("neighbours", each(neighbours)),
+        Test::new("packed", each(packed)),
         Test::new("pages", each(pages)),
         Test::backward("gradients", each(gradients)),
     ];
@@ -294,6 +295,59 @@ fn neighbours(device: &Device, setting: &Setting) -> Outcome {
             [q.view(), k.view(), v.view()],
             (1, 0..queries.len()),
         )?;
+        assert!(
+            found == call.part(&whole, queries.clone()),
+            "{queries:?} of D = {}",
+            setting.dim
+        );
+    }
+    PASSED
+}
+
+/// Chunks in packed sequences, which begin anywhere among the keys.
+fn packed(device: &Device, setting: &Setting) -> Outcome {
+    // Splits divide all keys, wherever sequences begin.
+    let setting = &Setting {
+        split_keys: 0,
+        ..*setting
+    };
+    let call = Call::new(device, setting)?;
+    let [tokens, others] = [1, 2].map(|seed| Tokens::<bf16>::new(setting, seed));
+    let whole = call.whole(&tokens)?;
+    for (queries, [before, behind]) in [
+        (0..TOKENS, [1, 0]),
+        (130..131, [TOKENS, 40]),
+        (67..130, [3, 1]),
+        (2..67, [129, 130]),
+    ] {
+        let sequences = [
+            (&others, before),
+            (&others, 0),
+            (&tokens, 0),
+            (&others, behind),
+        ];
+        let chunks = sequences.map(|(of, length)| match std::ptr::eq(of, &tokens) {
+            true => tokens.chunk(queries.clone()),
+            false => of.chunk(0..length),
+        });
+        let joined = |i: usize| {
+            let parts = chunks.map(|chunk| chunk[i]);
+            concatenate(Axis(2), &parts).expect("of one shape")
+        };
+        let offsets = |i: usize| {
+            let mut end = 0;
+            let ends = chunks.map(|chunk| {
+                end += chunk[i].dim().2;
+                end
+            });
+            call.numbers(&[&[0], &ends[..]].concat())
+        };
+        let [q, k, v] = [0, 1, 2].map(joined);
+        let [of_q, of_k] = [offsets(0)?, offsets(1)?];
+        let attention = call.attention();
+        let attention = attention.packed(&of_q, &of_k);
+        let rows = before..before + queries.len();
+        let found = call.forward(&attention, [q.view(), k.view(), v.view()], (0, rows))?;
         assert!(
             found == call.part(&whole, queries.clone()),
             "{queries:?} of D = {}",

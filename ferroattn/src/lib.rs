@@ -69,6 +69,7 @@ mod ptx;
 #[cfg(feature = "cpu")]
 pub mod random;
 mod run;
+mod spread;
 mod tensor;
 mod tensor_map;
 mod workspace;

@@ -190,7 +190,7 @@ fn obstacle(
         Family::Auxiliary(Auxiliary::Append(_)) => {
             return Some("appends keys and values to a cache".to_owned());
         }
-        Family::Auxiliary(Auxiliary::Pack | Auxiliary::Unpack) => {
+        Family::Auxiliary(Auxiliary::Pack | Auxiliary::Unpack | Auxiliary::Spread) => {
             return Some("copies what other kernels compute with".to_owned());
         }
         Family::Auxiliary(Auxiliary::Ranges | Auxiliary::Blocks) => {

@@ -8,6 +8,7 @@ use crate::entry::Entry;
 use crate::error::Result;
 use crate::options::{self, RawBias, Sequences, Tables, Tiles, WARPGROUP_ROWS, Window};
 use crate::plan::{MapPlace, Plan, Steps};
+use crate::spread::Spread;
 use crate::tensor::RawTensor;
 use crate::tensor_map::{has_map, tensor_map};
 use bytemuck::NoUninit;
@@ -260,7 +261,13 @@ impl Draft {
             kernel.waves = Waves::Heads;
         }
         let division = Division::new(splits, &args.options);
-        let mut schedule = Schedule::new(&kernel, problem, facts, division)?;
+        let spread = Spread::of_keys(&args.options, problem.seqlen_kv, kernel.keys)?;
+        let seqlen_kv = spread.map_or(problem.seqlen_kv, |spread| spread.rows);
+        let divided = &Problem {
+            seqlen_kv,
+            ..*problem
+        };
+        let mut schedule = Schedule::new(&kernel, divided, facts, division)?;
         let has_lengths = matches!(args.options.sequences, Some(Sequences::Padded { .. }));
         let may_divide =
             kernel.takes_units && has_lengths && division == Division::Best && facts.has_pools;
@@ -278,6 +285,7 @@ impl Draft {
         let place = offset_of!(ForwardParams, options);
         let tables = Tables {
             units,
+            spread: spread.map_or(0, |spread| spread.step),
             ..Tables::default()
         };
         let mut options = steps.options(problem, &args.options, tables, place)?;
@@ -297,11 +305,17 @@ impl Draft {
         if let Some(table) = args.options.pages {
             options.pages = pages(table, args.k.shape[2], kernel.keys / kernel.v_chunks);
         }
+        let mut keys = |input: RawTensor, place| match &spread {
+            Some(spread) => steps.spread(input, spread, place),
+            None => steps.input(input, place),
+        };
+        let k = keys(args.k, offset_of!(ForwardParams, k.address))?;
+        let v = keys(args.v, offset_of!(ForwardParams, v.address))?;
         // All of these fit: the grid holds all heads, and `validate` bounds the lengths and the dim.
         let params = ForwardParams {
             q: steps.input(args.q, offset_of!(ForwardParams, q.address))?,
-            k: steps.input(args.k, offset_of!(ForwardParams, k.address))?,
-            v: steps.input(args.v, offset_of!(ForwardParams, v.address))?,
+            k,
+            v,
             o,
             lse: args.lse.address,
             partial_o: 0,
@@ -315,7 +329,7 @@ impl Draft {
                 schedule.waves,
             ),
             seqlen_q: problem.seqlen_q as u32,
-            seqlen_kv: problem.seqlen_kv as u32,
+            seqlen_kv: seqlen_kv as u32,
             dim: problem.dim as u32,
             scale: problem.scale,
             o_aligned: u32::from(o.is_aligned()),
@@ -394,7 +408,7 @@ impl Draft {
         let has_pages = kernel.entry.switches.has(Switch::Pages);
         let (kv_heads, keys) = match has_pages {
             true => (problem.kv_heads, 1 << forward.options.pages.keys_log2),
-            false => (problem.kv_heads, problem.seqlen_kv),
+            false => (problem.kv_heads, forward.seqlen_kv as usize),
         };
         let box_keys = |keys| match has_pages {
             true => forward.options.pages.box_keys,

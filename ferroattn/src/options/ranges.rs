@@ -21,6 +21,8 @@ pub(crate) struct Tables {
     pub gradients: bool,
     /// The units of the keys of all entries, of one sequence each.
     pub units: Option<Units>,
+    /// The step at whose multiples keys of packed sequences begin; 0 where they follow one another.
+    pub spread: u32,
 }
 
 impl Tables {
@@ -29,7 +31,7 @@ impl Tables {
         Tables {
             spaced,
             gradients: true,
-            units: None,
+            ..Tables::default()
         }
     }
 }
@@ -68,6 +70,7 @@ impl Steps {
             spaced,
             gradients,
             units,
+            spread,
         } = tables;
         // Without lengths they fill their rows.
         let named = tensors.sequences.as_ref().map(Sequences::named);
@@ -109,6 +112,7 @@ impl Steps {
             keys,
             sharing: spaced.sharing as u32,
             heads: p.heads as u32,
+            spread,
             ..RangesParams::default()
         };
         if tensors.has_slopes_of_sequences() {

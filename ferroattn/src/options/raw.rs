@@ -116,6 +116,23 @@ impl RawOptions {
         self.custom.map_or(Ok(()), |custom| custom.validate())
     }
 
+    /// Checks that a batch invariant call of packed sequences has no option that counts keys from the first of all: their keys are
+    /// moved.
+    pub(crate) fn expect_spreadable(&self, p: &Problem) -> Result<()> {
+        if !self.batch_invariant || self.packed_sequences().is_none() {
+            return Ok(());
+        }
+        let split = (self.split_keys > 0).then_some("split_keys");
+        let of_pairs = Problem { dim_v: p.dim, ..*p };
+        match split.or(super::first_of_pairs(&of_pairs, self)) {
+            Some(option) => Err(Error::Excluded(
+                option,
+                "packed sequences that are batch_invariant",
+            )),
+            None => Ok(()),
+        }
+    }
+
     /// How many sequences are packed.
     fn packed_sequences(&self) -> Option<usize> {
         match self.sequences? {

@@ -7,7 +7,7 @@
 use kernels::abi::{
     AppendParams, BackwardParams, BlockMapParams, BulkCopyParams, ForwardParams, GemmParams,
     HopperGemmParams, MergeBackwardParams, MergeParams, PackParams, PrepareParams, RangesParams,
-    Sm90BackwardParams, Sm90Params,
+    Sm90BackwardParams, Sm90Params, SpreadParams,
 };
 use kernels::attention::forward::Unwatched;
 use kernels::attention::options::group_score::GroupScore;

@@ -35,6 +35,7 @@ mod pack;
 mod pages;
 mod ranges;
 mod sm90;
+mod spread;
 mod stored;
 mod tensor;
 
@@ -56,5 +57,6 @@ pub use pack::PackParams;
 pub use pages::PagesRef;
 pub use ranges::RangesParams;
 pub use sm90::{Sm90BackwardParams, Sm90Params, TensorMap};
+pub use spread::{SpreadParams, first_spread_row};
 pub use stored::{Awaited, Stored, StoredJob, StoredSizes};
 pub use tensor::TensorRef;

@@ -64,4 +64,9 @@ pub struct RangesParams {
     pub sharing: u32,
     /// Query heads.
     pub heads: u32,
+    /// The step at whose multiples the keys of sequences [begin](super::SpreadParams), 0 where they follow one another. Only of
+    /// offsets, and without ranges of queries.
+    pub spread: u32,
+    /// Zero: rounds the size up to a multiple of 8 bytes.
+    pub padding: u32,
 }

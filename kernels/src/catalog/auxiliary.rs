@@ -19,6 +19,8 @@ pub enum Auxiliary {
     Pack,
     /// Outputs whose rows are no whole pieces of 16 bytes, from copies.
     Unpack,
+    /// Copies of packed sequences that each begin at a multiple of a step.
+    Spread,
     /// The ranges that queries and keys see where a batch consists of sequences.
     Ranges,
     /// The blocks of keys that a boolean mask shows to query tiles.
@@ -36,6 +38,8 @@ impl Auxiliary {
     pub const BLOCKS_WARPS: u32 = 16;
     /// Rows of a head that a block packs or unpacks.
     pub const PACK_ROWS: u32 = 64;
+    /// Rows of a head that a block spreads, a quarter of a warp each.
+    pub const SPREAD_ROWS: u32 = 4 * Self::WARPS;
     const BULK_STAGES: u32 = 2;
 
     /// Element type; kernels that serve all types have none.
@@ -64,6 +68,7 @@ impl Auxiliary {
             Auxiliary::Unpack => {
                 ("unpack", "PackParams", "attention::auxiliary::pack", generic! { unpack: W = w, BR = Self::PACK_ROWS })
             }
+            Auxiliary::Spread => ("spread", "SpreadParams", "attention::auxiliary::spread", generic! { spread: W = w }),
             Auxiliary::Ranges => ("ranges", "RangesParams", "attention::auxiliary::find_ranges", generic! { find_ranges: W = w }),
             Auxiliary::Blocks => ("blocks", "BlockMapParams", "attention::auxiliary::find_blocks", generic! { find_blocks: W = w }),
             Auxiliary::BulkCopy => {
@@ -75,10 +80,10 @@ impl Auxiliary {
 
 /// All kernels but the bulk copy.
 pub(super) fn all() -> impl Iterator<Item = Auxiliary> {
-    use Auxiliary::{Append, Blocks, Combine, Merge, MergeBackward, Pack, Ranges, Unpack};
+    use Auxiliary::{Append, Blocks, Combine, Merge, MergeBackward, Pack, Ranges, Spread, Unpack};
     let of_types = [Combine, Merge, MergeBackward, Append].into_iter();
     let of_types = of_types.flat_map(|of: fn(Dtype) -> Auxiliary| Dtype::ALL.map(of));
-    of_types.chain([Pack, Unpack, Ranges, Blocks])
+    of_types.chain([Pack, Unpack, Spread, Ranges, Blocks])
 }
 
 impl Spec for Auxiliary {

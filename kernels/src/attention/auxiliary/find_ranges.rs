@@ -1,6 +1,8 @@
 //! The kernel that finds which keys queries see, and which queries see keys, in a batch of sequences.
 
-use crate::abi::{KeyRange, QueryRange, RangesParams, Unit};
+#[cfg(doc)]
+use crate::abi::SpreadParams;
+use crate::abi::{KeyRange, QueryRange, RangesParams, Unit, first_spread_row};
 use crate::ptx::{global, shuffle, special};
 use crate::tile::registers::opaque;
 
@@ -15,6 +17,8 @@ struct Place {
     keys_behind: i32,
     /// The sequence's number.
     number: u32,
+    /// Sequences before it or, of a row of none, before the row.
+    before: u32,
 }
 
 /// Queries or keys: offsets or lengths as they lie in memory.
@@ -91,7 +95,10 @@ pub unsafe fn find_ranges<const W: u32>(params: &RangesParams) {
         if number < queries {
             let rows = u64::from(params.seqlen_q);
             let (batch, query) = ((number / rows) as u32, (number % rows) as i32);
-            let (place, inside) = sequence_of(params, [q, kv], batch, query);
+            let (mut place, inside) = sequence_of(params, [q, kv], batch, query);
+            if params.spread != 0 {
+                place.keys = spread(place.keys, place.before, params.spread);
+            }
             // Rows of no sequence see no key, at the end of the sequence before.
             let offset = place.keys[1] - place.queries[1];
             let ([start, end], offset) = match inside {
@@ -136,6 +143,13 @@ pub unsafe fn find_ranges<const W: u32>(params: &RangesParams) {
             global::store_u32x2(to, range.map(|number| number as u32));
         }
     }
+}
+
+/// Keys of a sequence, or none behind so many sequences, where each [begins](SpreadParams) at a multiple of a step.
+#[inline(always)]
+fn spread([start, end]: [i32; 2], before: u32, step: u32) -> [i32; 2] {
+    let first = first_spread_row(start as u32, before, step) as i32;
+    [first, first + end - start]
 }
 
 /// Divides the keys that batch entries see into units of one size, the last one of each smaller. An entry without keys has an empty one.
@@ -322,6 +336,7 @@ unsafe fn sequence_of(
             keys,
             keys_behind: ((sequence + 1) * other.step) as i32,
             number: sequence,
+            before: sequence,
         };
         (place, (queries[0]..queries[1]).contains(&row))
     }
@@ -370,6 +385,7 @@ unsafe fn by_offsets(offsets: u32, [own, other]: [Side; 2], row: i32) -> (Place,
         keys_behind: other.rows,
         // Rows of no sequence see no key, whatever their slope.
         number: low.max(1).min(offsets - 1) - 1,
+        before: low.max(1) - 1,
     };
     (place, low > 0 && low < offsets)
 }

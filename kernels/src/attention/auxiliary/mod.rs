@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`append`] | new keys and values, copied to a cache |
 //! | [`pack`] | copies of tensors whose rows are not aligned |
+//! | [`spread`] | packed sequences, copied to where each begins at a multiple of a step |
 //! | [`find_ranges`] | tables of the keys that each query sees, of sequences |
 //! | [`find_blocks`] | the blocks that a boolean mask shows |
 //! | [`combine`] | partial results of all splits, combined |
@@ -15,3 +16,4 @@ pub mod find_blocks;
 pub mod find_ranges;
 pub mod merge;
 pub mod pack;
+pub mod spread;
