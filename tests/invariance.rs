@@ -25,6 +25,7 @@ pub fn tests() -> Vec<Test> {
         Test::new("packed", each(packed)),
         Test::new("pages", each(pages)),
         Test::backward("gradients", each(gradients)),
+        Test::backward("packed_gradients", each(packed_gradients)),
     ];
     Test::and_on_hopper(tests)
 }
@@ -190,6 +191,22 @@ impl<'a> Call<'a> {
         let mut bits = bits(&o, entry, queries.clone())?;
         bits.extend(self::bits(&lse, entry, queries)?);
         Ok(bits)
+    }
+
+    /// The bits of the gradients of q, k and v, of [`LENGTH`] rows of an entry from `first` on.
+    fn backward(
+        &self,
+        attention: &Attention,
+        tensors: [ArrayView4<f16>; 4],
+        (entry, first): (usize, usize),
+    ) -> Result<[Bits; 3]> {
+        let [q, k, v, d_o] = tensors.map(|tensor| self.tensor(tensor));
+        let [q, k, v, d_o] = [q?, k?, v?, d_o?];
+        let (o, lse) = attention.forward(&q, &k, &v)?;
+        let (dq, dk, dv) = attention.backward(&q, &k, &v, &o, &lse, &d_o)?;
+        let rows = first..first + LENGTH;
+        let [dq, dk, dv] = [dq, dk, dv].map(|gradient| bits(&gradient, entry, rows.clone()));
+        Ok([dq?, dk?, dv?])
     }
 
     /// The bits of a chunk, in a call of its own.
@@ -398,34 +415,87 @@ fn pages(device: &Device, setting: &Setting) -> Outcome {
 
 /// Gradients of a sequence beside others, in a padded batch.
 fn gradients(device: &Device, setting: &Setting) -> Outcome {
+    same_gradients(device, setting, |call, tensors, lengths| {
+        let attention = call.attention();
+        let lengths = call.numbers(&lengths)?;
+        let attention = attention.padded(&lengths, &lengths);
+        let tensors = [0, 1, 2, 3].map(|i| padded(&tensors.map(|of_entry| of_entry[i])));
+        call.backward(
+            &attention,
+            tensors.each_ref().map(|array| array.view()),
+            (1, 0),
+        )
+    })
+}
+
+/// Gradients of a sequence among packed ones.
+fn packed_gradients(device: &Device, setting: &Setting) -> Outcome {
+    let setting = &Setting {
+        split_keys: 0,
+        ..*setting
+    };
+    same_gradients(
+        device,
+        setting,
+        |call, tensors, [before, length, behind]| {
+            let attention = call.attention();
+            // Two sequences of no token, and the last token of none.
+            let ends = [before, before + length, before + length + behind];
+            let offsets = call.numbers(&[0, ends[0], ends[0], ends[1], ends[1], ends[2] - 1])?;
+            let attention = attention.packed(&offsets, &offsets);
+            let tensors = [0, 1, 2, 3].map(|i| {
+                let parts = tensors.map(|of_entry| of_entry[i]);
+                concatenate(Axis(2), &parts).expect("of one shape")
+            });
+            call.backward(
+                &attention,
+                tensors.each_ref().map(|array| array.view()),
+                (0, before),
+            )
+        },
+    )
+}
+
+/// Tokens of a sequence with gradients.
+const LENGTH: usize = 150;
+
+/// q, k, v and the gradient of o of a sequence.
+type OfSequence<'a> = [ArrayView4<'a, f16>; 4];
+
+/// Checks that the bits that `backward` finds, of the second of three sequences of such lengths, are those of a batch of it alone.
+fn same_gradients(
+    device: &Device,
+    setting: &Setting,
+    backward: impl Fn(&Call, [OfSequence; 3], [usize; 3]) -> Result<[Bits; 3]>,
+) -> Outcome {
     if setting.dim > 256 {
         return PASSED;
     }
     let call = Call::new(device, setting)?;
     let [tokens, others] = [1, 2].map(|seed| Tokens::<f16>::new(setting, seed));
-    let mut expected = None;
-    for [length, before, behind] in [[150, 1, 1], [150, TOKENS, 40], [150, 3, 270]] {
-        let entries = [(&others, before), (&tokens, length), (&others, behind)];
-        let chunks = entries.map(|(tokens, length)| {
-            let first = s![.., .., ..length, ..];
-            [&tokens.q, &tokens.k, &tokens.v, &tokens.d_o].map(|tensor| tensor.slice(first))
-        });
-        let of = |i: usize| call.tensor(padded(&chunks.map(|chunk| chunk[i])).view());
-        let [q, k, v, d_o] = [of(0)?, of(1)?, of(2)?, of(3)?];
-        let lengths = call.numbers(&[before, length, behind])?;
-        let attention = call.attention();
-        let attention = attention.padded(&lengths, &lengths);
-        let (o, lse) = attention.forward(&q, &k, &v)?;
-        let (dq, dk, dv) = attention.backward(&q, &k, &v, &o, &lse, &d_o)?;
-        let found = [&dq, &dk, &dv].map(|gradient| bits(gradient, 1, 0..length));
-        let [dq, dk, dv] = found;
-        let found = [dq?, dk?, dv?];
-        let expected = expected.get_or_insert_with(|| found.clone());
-        assert!(
-            found == *expected,
-            "beside {before} and {behind}, D = {}",
-            setting.dim
-        );
+    let first = |tokens: &'_ Tokens<f16>, length: usize| {
+        let first = s![.., .., ..length, ..];
+        [&tokens.q, &tokens.k, &tokens.v, &tokens.d_o].map(|of| of.slice(first).to_owned())
+    };
+    let own = first(&tokens, LENGTH);
+    let own = own.each_ref().map(|array| array.view());
+    let expected = call.backward(&call.attention(), own, (0, 0))?;
+    for [before, behind] in [[1, 1], [TOKENS, 40], [3, 270]] {
+        let around = [before, behind].map(|length| first(&others, length));
+        let [head, tail] = around
+            .each_ref()
+            .map(|of| of.each_ref().map(|array| array.view()));
+        let found = backward(&call, [head, own, tail], [before, LENGTH, behind])?;
+        for (name, (found, expected)) in ["dq", "dk", "dv"]
+            .into_iter()
+            .zip(found.iter().zip(&expected))
+        {
+            assert!(
+                found == expected,
+                "{name} beside {before} and {behind}, D = {}",
+                setting.dim
+            );
+        }
     }
     PASSED
 }

@@ -72,7 +72,7 @@ impl Draft<'_> {
         let tiles = [batch, heads, query_tiles, key_tiles].map(|n| n as u128);
         let kernel = catalog::kernel(Family::Backward(Backward::SumBias(sums)));
         let entry = Entry {
-            switches: options::switches(self.problem, &self.args.options),
+            switches: options::switches(&self.problem, &self.args.options),
             ..kernel.into()
         };
         let (shared_bytes, params) = (kernel.shared_bytes(), self.params);

@@ -11,7 +11,7 @@ use std::mem::offset_of;
 impl Draft<'_> {
     /// Reserves the sums of far rows and their marks, where rows may be far.
     pub fn reserve_far(&mut self) -> Result<()> {
-        if options::may_be_far(self.problem, &self.args.options) {
+        if options::may_be_far(&self.problem, &self.args.options) {
             self.params.far = self.steps.reserve([self.row_bytes(2)?, 1, 1])?;
             self.params.far_marks = self
                 .steps
@@ -28,7 +28,7 @@ impl Draft<'_> {
 
     /// Finds far rows and their sums, behind the statistics of all rows.
     pub fn launch_far_sums(&mut self) -> Result<()> {
-        let switches = options::switches(self.problem, &self.args.options);
+        let switches = options::switches(&self.problem, &self.args.options);
         let most = self.far_marks();
         self.launch_on_far_rows(Backward::FarSums(self.dtype), switches, most)
     }

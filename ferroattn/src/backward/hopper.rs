@@ -119,7 +119,7 @@ impl Draft<'_> {
     ) -> Result<()> {
         let counter = [size_of::<u32>(), 1, 1];
         if kernel.way == HopperWay::Stored {
-            let sizes = stored_sizes(self.problem, kernel, name, facts)?;
+            let sizes = stored_sizes(&self.problem, kernel, name, facts)?;
             let jobs = Stored::new(sizes);
             self.counter = self.steps.reserve(counter)?;
             let counters = [jobs.counters() as usize, size_of::<u32>(), 1];
@@ -162,7 +162,7 @@ impl Draft<'_> {
             ring_waves,
             ..
         } = stored.sizes;
-        let head_bytes = ds_bytes(self.problem).ok_or(Steps::OVERFLOW)?;
+        let head_bytes = ds_bytes(&self.problem).ok_or(Steps::OVERFLOW)?;
         let heads = (ring_waves * wave) as usize;
         params.progress = stored.progress;
         params.ds = self.steps.reserve([heads, head_bytes, 1])?;

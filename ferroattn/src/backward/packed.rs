@@ -68,19 +68,23 @@ impl Call {
         let joined = joined.unwrap_or(grouped);
         let sharing = grouped.problem.kv_heads / joined.problem.kv_heads;
         let mut call = joined.entries().unwrap_or(joined);
-        let padded = |tensor: RawTensor<1>| Sequences::Padded {
-            q: tensor,
-            kv: tensor,
-        };
-        // Kernels with options find them, whatever they are.
-        let of_entries = || padded(RawTensor::row_major([problem.batch]));
-        call.args.options.sequences = options.sequences.or_else(|| Some(of_entries()));
+        call = call.of_sequences();
         call.spaced = Some(Spaced {
             rows,
             lengths: lengths.unwrap_or_default(),
             sharing,
         });
         (call.problem.seqlen_kv > rows[1]).then_some(call)
+    }
+
+    /// The call with ranges of keys, which entries fill where they have no lengths: key tiles then have one order.
+    pub fn of_sequences(mut self) -> Self {
+        let options = &mut self.args.options;
+        if !options.has_ranges() {
+            let none = RawTensor::row_major([self.problem.batch]);
+            options.sequences = Some(Sequences::Padded { q: none, kv: none });
+        }
+        self
     }
 
     /// The query heads of a group as queries of one head, if all queries see all keys.

@@ -12,6 +12,7 @@ use crate::error::Result;
 use crate::forward::Problem;
 use crate::options::{self, PAIRS, Spaced, Tables, Tiles, WARPGROUP_ROWS, full, score_shape};
 use crate::plan::{Plan, Steps, grid};
+use crate::spread::Spread;
 use crate::tensor::RawTensor;
 use kernels::abi::{
     BackwardParams, Divisor, ForwardParams, Order, PrepareParams, ROW_PADDING, TensorRef,
@@ -22,7 +23,8 @@ use std::ops::Range;
 
 /// A plan in the making.
 pub(super) struct Draft<'a> {
-    pub problem: &'a Problem,
+    /// The call's problem, of as many queries and keys as kernels see.
+    pub problem: Problem,
     pub args: &'a RawBackward,
     pub dtype: catalog::Dtype,
     pub multiprocessors: u32,
@@ -38,6 +40,8 @@ pub(super) struct Draft<'a> {
     pub counter: u64,
     /// Jobs of a kernel that stores dS.
     pub stored: Option<StoredJobs>,
+    /// How queries and keys of packed sequences are spread.
+    spread: [Option<Spread>; 2],
     pub steps: Steps,
 }
 
@@ -117,12 +121,22 @@ impl<'a> Draft<'a> {
     /// The parameters of all steps, and copies of inputs whose rows are not aligned.
     fn new(main: Main, facts: &Facts, call: &'a Call) -> Result<Self> {
         let Call {
-            problem,
             args,
             spaced,
             deterministic,
+            ..
         } = call;
         let [tile_keys, tile_queries] = main.tile();
+        let lengths = [call.problem.seqlen_q, call.problem.seqlen_kv];
+        let tiles = [tile_queries.max(ROW_PADDING), tile_keys];
+        let spread = Spread::of_call(&args.options, lengths, tiles)?;
+        let rows = |side: usize| spread[side].map_or(lengths[side], |spread| spread.rows);
+        let problem = &Problem {
+            seqlen_q: rows(0),
+            seqlen_kv: rows(1),
+            ..call.problem
+        };
+        let [of_queries, of_keys] = spread.each_ref().map(Option::as_ref);
         let sum_columns = main.sum_columns();
         let [heads, kv_heads] = [problem.heads, problem.kv_heads].map(|n| problem.batch * n);
         let key_tiles = problem.seqlen_kv.div_ceil(tile_keys as usize);
@@ -135,30 +149,39 @@ impl<'a> Draft<'a> {
         let mut steps = Steps::default();
         let forward = offset_of!(BackwardParams, forward);
         let [q, k, v] = [
-            (args.q, offset_of!(ForwardParams, q.address)),
-            (args.k, offset_of!(ForwardParams, k.address)),
-            (args.v, offset_of!(ForwardParams, v.address)),
+            (args.q, of_queries, offset_of!(ForwardParams, q.address)),
+            (args.k, of_keys, offset_of!(ForwardParams, k.address)),
+            (args.v, of_keys, offset_of!(ForwardParams, v.address)),
         ]
-        .map(|(input, place)| steps.input(input, forward + place));
-        let d_o = steps.input(args.d_o, offset_of!(BackwardParams, d_o.address))?;
+        .map(|(input, spread, place)| steps.spread_input(input, spread, forward + place));
+        let d_o_place = offset_of!(BackwardParams, d_o.address);
+        let d_o = steps.spread_input(args.d_o, of_queries, d_o_place)?;
+        let lse_place = forward + offset_of!(ForwardParams, lse);
+        let lse = steps.spread_numbers(args.lse, of_queries, lse_place)?;
+        let d_lse = args.d_lse.map_or(Ok(0), |d_lse| {
+            steps.spread_numbers(d_lse, of_queries, offset_of!(BackwardParams, d_lse))
+        })?;
         let [d_sinks_head] = args.d_sinks.map_or([0], |d_sinks| d_sinks.used_strides());
         let d_bias = full_d_bias(problem, args)?;
         // It may be read in pieces of any address.
-        let o = match args.o.shape[3].is_multiple_of(8) {
+        let o = match args.o.shape[3].is_multiple_of(8) && of_queries.is_none() {
             true => args.o.into(),
-            false => steps.input(args.o, forward + offset_of!(ForwardParams, o.address))?,
+            false => {
+                let place = forward + offset_of!(ForwardParams, o.address);
+                steps.spread_input(args.o, of_queries, place)?
+            }
         };
         let [dq, dk, dv] = [
-            (args.dq, offset_of!(BackwardParams, dq.address)),
-            (args.dk, offset_of!(BackwardParams, dk.address)),
-            (args.dv, offset_of!(BackwardParams, dv.address)),
+            (args.dq, of_queries, offset_of!(BackwardParams, dq.address)),
+            (args.dk, of_keys, offset_of!(BackwardParams, dk.address)),
+            (args.dv, of_keys, offset_of!(BackwardParams, dv.address)),
         ]
-        .map(|(output, place)| steps.output(output, place));
+        .map(|(output, spread, place)| steps.spread_output(output, spread, place));
         let [dq, dk, dv] = [dq?, dk?, dv?];
         let aligned = |tensor: TensorRef| u32::from(tensor.is_aligned());
         let place = forward + offset_of!(ForwardParams, options);
-        let tables = Tables::of_gradients(*spaced);
-        let mut options = steps.options(problem, &args.options, tables, place)?;
+        let tables = Tables::of_gradients(*spaced, spread);
+        let mut options = steps.options(&call.problem, &args.options, tables, place)?;
         let tiles = Tiles {
             queries: tile_queries,
             keys: tile_keys,
@@ -187,7 +210,7 @@ impl<'a> Draft<'a> {
                 k: k?,
                 v: v?,
                 o,
-                lse: args.lse.address,
+                lse,
                 heads: problem.heads as u32,
                 tile_heads: Divisor::new(problem.kv_heads as u32),
                 group: Divisor::new(problem.group() as u32),
@@ -208,7 +231,7 @@ impl<'a> Draft<'a> {
             dq,
             dk,
             dv,
-            d_lse: args.d_lse.map_or(0, |d_lse| d_lse.address),
+            d_lse,
             d_sinks: args.d_sinks.map_or(0, |d_sinks| d_sinks.address),
             d_sinks_head: d_sinks_head as i64,
             d_bias: options::pairs(d_bias),
@@ -217,12 +240,15 @@ impl<'a> Draft<'a> {
             dq_aligned: aligned(dq),
             dk_aligned: aligned(dk),
             dv_aligned: aligned(dv),
-            lse_rows: Divisor::new(args.lse.shape[2] as u32),
+            lse_rows: Divisor::new(match of_queries {
+                Some(spread) => spread.rows as u32,
+                None => args.lse.shape[2] as u32,
+            }),
             ..BackwardParams::default()
         };
         let dtype = main.kernel().dtype();
         Ok(Draft {
-            problem,
+            problem: *problem,
             args,
             dtype: dtype.expect("it computes gradients of one"),
             multiprocessors: facts.multiprocessors,
@@ -232,6 +258,7 @@ impl<'a> Draft<'a> {
             zeros: 0..0,
             counter: 0,
             stored: None,
+            spread,
             steps,
         })
     }
@@ -322,14 +349,17 @@ impl<'a> Draft<'a> {
     /// Copies gradients from where kernels wrote them, if rows are no whole vectors.
     fn write_outputs(&mut self) -> Result<()> {
         let (args, params) = (self.args, self.params);
+        let [of_queries, of_keys] = self.spread;
         let outputs = [
-            (args.dq, params.dq),
-            (args.dk, params.dk),
-            (args.dv, params.dv),
+            (args.dq, params.dq, of_queries),
+            (args.dk, params.dk, of_keys),
+            (args.dv, params.dv, of_keys),
         ];
         outputs
             .into_iter()
-            .try_for_each(|(output, written)| self.steps.write(output, written))
+            .try_for_each(|(output, written, spread)| {
+                self.steps.gather(output, written, spread.as_ref())
+            })
     }
 
     /// Sums the gradient of the sinks, if it is tables.

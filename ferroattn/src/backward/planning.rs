@@ -143,7 +143,8 @@ impl Attention<'_> {
         let problem = &problem.in_vectors();
         let invariant = args.options.batch_invariant;
         let call = Call::new(problem, args, !self.any_order || invariant);
-        let packed = match choice::takes_packed(name) && !invariant {
+        let packed = match choice::takes_packed(name) {
+            true if invariant => Some(call.of_sequences()),
             true => call.packed(facts),
             false => None,
         };

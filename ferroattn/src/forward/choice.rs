@@ -190,7 +190,9 @@ fn obstacle(
         Family::Auxiliary(Auxiliary::Append(_)) => {
             return Some("appends keys and values to a cache".to_owned());
         }
-        Family::Auxiliary(Auxiliary::Pack | Auxiliary::Unpack | Auxiliary::Spread) => {
+        Family::Auxiliary(
+            Auxiliary::Pack | Auxiliary::Unpack | Auxiliary::Spread | Auxiliary::Gather,
+        ) => {
             return Some("copies what other kernels compute with".to_owned());
         }
         Family::Auxiliary(Auxiliary::Ranges | Auxiliary::Blocks) => {

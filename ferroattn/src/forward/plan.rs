@@ -261,7 +261,10 @@ impl Draft {
             kernel.waves = Waves::Heads;
         }
         let division = Division::new(splits, &args.options);
-        let spread = Spread::of_keys(&args.options, problem.seqlen_kv, kernel.keys)?;
+        let lengths = [problem.seqlen_q, problem.seqlen_kv];
+        let steps = [kernel.q_rows, kernel.keys];
+        // Rows of a tile do not change each other's results.
+        let [_, spread] = Spread::of_call(&args.options, lengths, steps)?;
         let seqlen_kv = spread.map_or(problem.seqlen_kv, |spread| spread.rows);
         let divided = &Problem {
             seqlen_kv,
@@ -285,7 +288,7 @@ impl Draft {
         let place = offset_of!(ForwardParams, options);
         let tables = Tables {
             units,
-            spread: spread.map_or(0, |spread| spread.step),
+            spread: [None, spread],
             ..Tables::default()
         };
         let mut options = steps.options(problem, &args.options, tables, place)?;
@@ -305,10 +308,7 @@ impl Draft {
         if let Some(table) = args.options.pages {
             options.pages = pages(table, args.k.shape[2], kernel.keys / kernel.v_chunks);
         }
-        let mut keys = |input: RawTensor, place| match &spread {
-            Some(spread) => steps.spread(input, spread, place),
-            None => steps.input(input, place),
-        };
+        let mut keys = |input, place| steps.spread_input(input, spread.as_ref(), place);
         let k = keys(args.k, offset_of!(ForwardParams, k.address))?;
         let v = keys(args.v, offset_of!(ForwardParams, v.address))?;
         // All of these fit: the grid holds all heads, and `validate` bounds the lengths and the dim.

@@ -47,7 +47,6 @@ impl Attention<'_> {
             (self.splits > 1 && options.batch_invariant, INVARIANT),
             (self.splits > 0 && options.split_keys > 0, "split_keys"),
         ];
-        options.expect_spreadable(&problem)?;
         if let Some((_, other)) = divided.into_iter().find(|(is_wrong, _)| *is_wrong) {
             return Err(Error::Excluded("splits", other));
         }

@@ -7,6 +7,7 @@ use crate::device::driver::RawStream;
 use crate::error::Result;
 use crate::forward::Problem;
 use crate::plan::{Step, Steps};
+use crate::spread::Spread;
 use crate::tensor::RawTensor;
 use kernels::abi::{KeyRange, Options, QueryRange, RangesParams, Unit, UnitsRef};
 use kernels::catalog::{self, Auxiliary, Family};
@@ -21,16 +22,17 @@ pub(crate) struct Tables {
     pub gradients: bool,
     /// The units of the keys of all entries, of one sequence each.
     pub units: Option<Units>,
-    /// The step at whose multiples keys of packed sequences begin; 0 where they follow one another.
-    pub spread: u32,
+    /// How queries and keys of packed sequences are spread.
+    pub spread: [Option<Spread>; 2],
 }
 
 impl Tables {
     /// The tables of a backward pass, of sequences that may be spaced.
-    pub fn of_gradients(spaced: Option<Spaced>) -> Self {
+    pub fn of_gradients(spaced: Option<Spaced>, spread: [Option<Spread>; 2]) -> Self {
         Tables {
             spaced,
             gradients: true,
+            spread,
             ..Tables::default()
         }
     }
@@ -88,11 +90,14 @@ impl Steps {
             }
         };
         let [queries, keys] = spaced.rows.map(|rows| rows as u32);
-        options.key_ranges = self.reserve([p.batch, p.seqlen_q, size_of::<KeyRange>()])?;
+        let steps = spread.map(|spread| spread.map_or(0, |spread| spread.step));
+        let rows = |side: usize, own| spread[side].map_or(own, |spread| spread.rows);
+        let rows = [rows(0, p.seqlen_q), rows(1, p.seqlen_kv)];
+        options.key_ranges = self.reserve([p.batch, rows[0], size_of::<KeyRange>()])?;
         self.places.push(place + offset_of!(Options, key_ranges));
         let mut places = vec![offset_of!(RangesParams, key_ranges)];
         if gradients {
-            options.query_ranges = self.reserve([p.batch, p.seqlen_kv, size_of::<QueryRange>()])?;
+            options.query_ranges = self.reserve([p.batch, rows[1], size_of::<QueryRange>()])?;
             self.places.push(place + offset_of!(Options, query_ranges));
             places.push(offset_of!(RangesParams, query_ranges));
         }
@@ -112,18 +117,21 @@ impl Steps {
             keys,
             sharing: spaced.sharing as u32,
             heads: p.heads as u32,
-            spread,
+            spread_q: steps[0],
+            spread_kv: steps[1],
+            rows_q: rows[0] as u32,
+            rows_kv: rows[1] as u32,
             ..RangesParams::default()
         };
         if tensors.has_slopes_of_sequences() {
             params.slopes = options.alibi;
             params.slopes_sequence = options.alibi_batch;
             params.slopes_head = options.alibi_head;
-            params.query_slopes = self.reserve([p.heads, p.seqlen_q, size_of::<f32>()])?;
+            params.query_slopes = self.reserve([p.heads, rows[0], size_of::<f32>()])?;
             places.push(offset_of!(RangesParams, query_slopes));
             options.alibi = params.query_slopes;
             options.alibi_batch = 0;
-            options.alibi_head = p.seqlen_q as i64;
+            options.alibi_head = rows[0] as i64;
             self.places.push(place + offset_of!(Options, alibi));
         }
         if let Some(units) = units {
@@ -143,8 +151,8 @@ impl Steps {
             places.push(offset_of!(RangesParams, unit_offsets));
         }
         let kernel = catalog::kernel(Family::Auxiliary(Auxiliary::Ranges));
-        let keys = if gradients { p.seqlen_kv } else { 0 };
-        let rows = p.batch as u128 * (p.seqlen_q + keys) as u128;
+        let keys = if gradients { rows[1] } else { 0 };
+        let rows = p.batch as u128 * (rows[0] + keys) as u128;
         // The last block divides the keys.
         let of_units = u128::from(units.is_some());
         let blocks = rows.div_ceil(u128::from(kernel.threads())) + of_units;

@@ -113,12 +113,13 @@ impl RawOptions {
             expect_shape("mask", &score_shape(p, keys), &tensor.shape)?;
             tensor.expect_rows("mask", axis)?;
         }
+        self.expect_spreadable(p)?;
         self.custom.map_or(Ok(()), |custom| custom.validate())
     }
 
     /// Checks that a batch invariant call of packed sequences has no option that counts keys from the first of all: their keys are
     /// moved.
-    pub(crate) fn expect_spreadable(&self, p: &Problem) -> Result<()> {
+    fn expect_spreadable(&self, p: &Problem) -> Result<()> {
         if !self.batch_invariant || self.packed_sequences().is_none() {
             return Ok(());
         }

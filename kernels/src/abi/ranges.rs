@@ -64,9 +64,13 @@ pub struct RangesParams {
     pub sharing: u32,
     /// Query heads.
     pub heads: u32,
-    /// The step at whose multiples the keys of sequences [begin](super::SpreadParams), 0 where they follow one another. Only of
-    /// offsets, and without ranges of queries.
-    pub spread: u32,
-    /// Zero: rounds the size up to a multiple of 8 bytes.
-    pub padding: u32,
+    /// The step at whose multiples queries of sequences [begin](super::SpreadParams), 0 where they follow one another. Only of
+    /// offsets.
+    pub spread_q: u32,
+    /// The step of keys, like [`spread_q`](Self::spread_q).
+    pub spread_kv: u32,
+    /// Queries where they are spread: ranges are of these.
+    pub rows_q: u32,
+    /// Keys where they are spread, like [`rows_q`](Self::rows_q).
+    pub rows_kv: u32,
 }

@@ -1,12 +1,12 @@
-//! The argument block of the kernel that spreads packed sequences.
+//! The argument block of the kernels that spread packed sequences, and gather them.
 
 use super::TensorRef;
 
 /// Arguments of the kernel that copies packed sequences to where each begins at a multiple of a step: sequence `s`, whose offset
 /// is `first`, at row `ceil(first / step) * step + s * step`. So no two share a step, and a copy has at most a step more for
-/// each, and one. Rows between them are zeros.
+/// each, and one. Rows between them are zeros. Another kernel writes the tensor from such a copy, with zeros in rows of no sequence.
 ///
-/// Offsets that are not allowed are moved to what is: no row is read outside of the tensor.
+/// Offsets that are not allowed are moved to what is: no row is read or written outside of tensor and copy.
 ///
 /// The grid is one-dimensional, with `heads * ceil(rows / Br)` blocks.
 #[repr(C)]
@@ -30,6 +30,10 @@ pub struct SpreadParams {
     pub rows: u32,
     /// Elements of a row: at least 1, at most [`MAX_DEPTH`](super::MAX_DEPTH).
     pub dim: u32,
+    /// 1 if a row is one f32, and the copy has no gaps; else 0, for elements of 16 bits.
+    pub numbers: u32,
+    /// Zero: rounds the size up to a multiple of 8 bytes.
+    pub padding: u32,
     /// Whether rows of the tensor are [aligned](TensorRef::is_aligned) and multiples of 8 elements; 0 is no.
     pub aligned: u32,
 }

@@ -21,6 +21,8 @@ pub enum Auxiliary {
     Unpack,
     /// Copies of packed sequences that each begin at a multiple of a step.
     Spread,
+    /// Packed sequences from such copies.
+    Gather,
     /// The ranges that queries and keys see where a batch consists of sequences.
     Ranges,
     /// The blocks of keys that a boolean mask shows to query tiles.
@@ -38,7 +40,7 @@ impl Auxiliary {
     pub const BLOCKS_WARPS: u32 = 16;
     /// Rows of a head that a block packs or unpacks.
     pub const PACK_ROWS: u32 = 64;
-    /// Rows of a head that a block spreads, a quarter of a warp each.
+    /// Rows of a head that a block spreads or gathers, a quarter of a warp each.
     pub const SPREAD_ROWS: u32 = 4 * Self::WARPS;
     const BULK_STAGES: u32 = 2;
 
@@ -69,6 +71,7 @@ impl Auxiliary {
                 ("unpack", "PackParams", "attention::auxiliary::pack", generic! { unpack: W = w, BR = Self::PACK_ROWS })
             }
             Auxiliary::Spread => ("spread", "SpreadParams", "attention::auxiliary::spread", generic! { spread: W = w }),
+            Auxiliary::Gather => ("gather", "SpreadParams", "attention::auxiliary::spread", generic! { gather: W = w }),
             Auxiliary::Ranges => ("ranges", "RangesParams", "attention::auxiliary::find_ranges", generic! { find_ranges: W = w }),
             Auxiliary::Blocks => ("blocks", "BlockMapParams", "attention::auxiliary::find_blocks", generic! { find_blocks: W = w }),
             Auxiliary::BulkCopy => {
@@ -80,10 +83,12 @@ impl Auxiliary {
 
 /// All kernels but the bulk copy.
 pub(super) fn all() -> impl Iterator<Item = Auxiliary> {
-    use Auxiliary::{Append, Blocks, Combine, Merge, MergeBackward, Pack, Ranges, Spread, Unpack};
+    use Auxiliary::{
+        Append, Blocks, Combine, Gather, Merge, MergeBackward, Pack, Ranges, Spread, Unpack,
+    };
     let of_types = [Combine, Merge, MergeBackward, Append].into_iter();
     let of_types = of_types.flat_map(|of: fn(Dtype) -> Auxiliary| Dtype::ALL.map(of));
-    of_types.chain([Pack, Unpack, Spread, Ranges, Blocks])
+    of_types.chain([Pack, Unpack, Spread, Gather, Ranges, Blocks])
 }
 
 impl Spec for Auxiliary {

@@ -1,7 +1,5 @@
 //! The kernel that finds which keys queries see, and which queries see keys, in a batch of sequences.
 
-#[cfg(doc)]
-use crate::abi::SpreadParams;
 use crate::abi::{KeyRange, QueryRange, RangesParams, Unit, first_spread_row};
 use crate::ptx::{global, shuffle, special};
 use crate::tile::registers::opaque;
@@ -17,8 +15,6 @@ struct Place {
     keys_behind: i32,
     /// The sequence's number.
     number: u32,
-    /// Sequences before it or, of a row of none, before the row.
-    before: u32,
 }
 
 /// Queries or keys: offsets or lengths as they lie in memory.
@@ -31,9 +27,22 @@ struct Side {
     rows: i32,
     /// Address of the first row of each entry; 0 where all begin with row 0.
     first: u64,
+    /// The step at whose multiples sequences begin; 0 where they follow one another.
+    spread: u32,
+    /// Rows of a batch entry, spread or not.
+    all: u32,
 }
 
 impl Side {
+    /// The row at which a sequence begins, by its offset.
+    #[inline(always)]
+    fn begin(self, offset: i32, sequence: u32) -> i32 {
+        match self.spread {
+            0 => offset,
+            step => first_spread_row(offset as u32, sequence, step) as i32,
+        }
+    }
+
     /// The rows of a sequence that is steps apart from others, whose length and first row are at this entry; of any numbers, rows
     /// that it has.
     ///
@@ -73,14 +82,26 @@ unsafe fn load(address: u64, index: u32) -> i32 {
 /// and writable ranges.
 #[inline(always)]
 pub unsafe fn find_ranges<const W: u32>(params: &RangesParams) {
-    let of_queries = (params.q, params.queries, params.seqlen_q, 0);
-    let of_keys = (params.kv, params.keys, params.seqlen_kv, params.first_keys);
-    let [q, kv] = [of_queries, of_keys].map(|(address, step, rows, first)| Side {
-        address,
-        step,
-        rows: rows as i32,
-        first,
-    });
+    let all = |spread, rows, spread_rows| match spread {
+        0 => rows,
+        _ => spread_rows,
+    };
+    let q = Side {
+        address: params.q,
+        step: params.queries,
+        rows: params.seqlen_q as i32,
+        first: 0,
+        spread: params.spread_q,
+        all: all(params.spread_q, params.seqlen_q, params.rows_q),
+    };
+    let kv = Side {
+        address: params.kv,
+        step: params.keys,
+        rows: params.seqlen_kv as i32,
+        first: params.first_keys,
+        spread: params.spread_kv,
+        all: all(params.spread_kv, params.seqlen_kv, params.rows_kv),
+    };
     // SAFETY: the launch has this many threads a block; the entries are readable, and each thread writes ranges of its own.
     unsafe {
         if params.units != 0 && special::block() == special::blocks() - 1 {
@@ -91,14 +112,11 @@ pub unsafe fn find_ranges<const W: u32>(params: &RangesParams) {
         }
         let number =
             u64::from(special::block()) * u64::from(32 * W) + u64::from(special::thread(32 * W));
-        let queries = u64::from(params.batch) * u64::from(params.seqlen_q);
+        let queries = u64::from(params.batch) * u64::from(q.all);
         if number < queries {
-            let rows = u64::from(params.seqlen_q);
+            let rows = u64::from(q.all);
             let (batch, query) = ((number / rows) as u32, (number % rows) as i32);
-            let (mut place, inside) = sequence_of(params, [q, kv], batch, query);
-            if params.spread != 0 {
-                place.keys = spread(place.keys, place.before, params.spread);
-            }
+            let (place, inside) = sequence_of(params, [q, kv], batch, query);
             // Rows of no sequence see no key, at the end of the sequence before.
             let offset = place.keys[1] - place.queries[1];
             let ([start, end], offset) = match inside {
@@ -117,13 +135,13 @@ pub unsafe fn find_ranges<const W: u32>(params: &RangesParams) {
             let range = [start, end, offset, begun].map(|number| number as u32);
             global::store_u32x4(to, range);
             if params.slopes != 0 {
-                write_slopes(params, place.number, query as u32);
+                write_slopes(params, place.number, [query as u32, q.all]);
             }
         } else if params.query_ranges != 0
-            && number < queries + u64::from(params.batch) * u64::from(params.seqlen_kv)
+            && number < queries + u64::from(params.batch) * u64::from(kv.all)
         {
             let number = number - queries;
-            let rows = u64::from(params.seqlen_kv);
+            let rows = u64::from(kv.all);
             let (batch, key) = ((number / rows) as u32, (number % rows) as i32);
             let (place, inside) = sequence_of(params, [kv, q], batch, key);
             let place = Place {
@@ -143,13 +161,6 @@ pub unsafe fn find_ranges<const W: u32>(params: &RangesParams) {
             global::store_u32x2(to, range.map(|number| number as u32));
         }
     }
-}
-
-/// Keys of a sequence, or none behind so many sequences, where each [begins](SpreadParams) at a multiple of a step.
-#[inline(always)]
-fn spread([start, end]: [i32; 2], before: u32, step: u32) -> [i32; 2] {
-    let first = first_spread_row(start as u32, before, step) as i32;
-    [first, first + end - start]
 }
 
 /// Divides the keys that batch entries see into units of one size, the last one of each smaller. An entry without keys has an empty one.
@@ -286,17 +297,17 @@ unsafe fn prefix_sums(number: u32) -> (u32, u32) {
     (sum, unsafe { shuffle::number_of_lane(sum, 31) })
 }
 
-/// Writes the slopes of a sequence as those of a query.
+/// Writes the slopes of a sequence as those of a query, of so many.
 ///
 /// # Safety
 /// There are slopes of all sequences, and the query's are writable.
 #[inline(always)]
-unsafe fn write_slopes(params: &RangesParams, sequence: u32, query: u32) {
+unsafe fn write_slopes(params: &RangesParams, sequence: u32, [query, queries]: [u32; 2]) {
     let mut head = 0;
     while head < params.heads {
         let from =
             i64::from(sequence) * params.slopes_sequence + i64::from(head) * params.slopes_head;
-        let to = u64::from(head) * u64::from(params.seqlen_q) + u64::from(query);
+        let to = u64::from(head) * u64::from(queries) + u64::from(query);
         // SAFETY: the caller's promise.
         unsafe {
             let slope = global::load_u32(params.slopes.wrapping_add_signed(4 * from));
@@ -336,7 +347,6 @@ unsafe fn sequence_of(
             keys,
             keys_behind: ((sequence + 1) * other.step) as i32,
             number: sequence,
-            before: sequence,
         };
         (place, (queries[0]..queries[1]).contains(&row))
     }
@@ -363,7 +373,7 @@ unsafe fn by_offsets(offsets: u32, [own, other]: [Side; 2], row: i32) -> (Place,
             offset.max(before[at]).min(behind[at])
         };
         let found = [between(own, 0), between(other, 1)];
-        if found[0] <= row {
+        if own.begin(found[0], middle) <= row {
             low = middle + 1;
             before = found;
         } else {
@@ -371,21 +381,40 @@ unsafe fn by_offsets(offsets: u32, [own, other]: [Side; 2], row: i32) -> (Place,
             behind = found;
         }
     }
-    // Before the first sequence or behind the last one.
-    let (queries, keys) = if low == 0 {
-        ([behind[0]; 2], [behind[1]; 2])
-    } else if low == offsets {
-        ([before[0]; 2], [before[1]; 2])
-    } else {
-        ([before[0], behind[0]], [before[1], behind[1]])
+    let begins = |[of_own, of_other]: [i32; 2], sequence| {
+        [own.begin(of_own, sequence), other.begin(of_other, sequence)]
     };
+    let none = |[queries, keys]: [i32; 2], keys_behind| Place {
+        queries: [queries; 2],
+        keys: [keys; 2],
+        keys_behind,
+        // Rows of no sequence see no key, whatever their slope.
+        number: 0,
+    };
+    // Before the first sequence or behind the last one.
+    let all = other.all as i32;
+    let Some(number) = low.checked_sub(1) else {
+        return (none(begins(behind, 0), all), false);
+    };
+    if low == offsets {
+        return (none(begins(before, number), all), false);
+    }
+    let [query, key] = begins(before, number);
+    let queries = [query, query + behind[0] - before[0]];
+    let keys = [key, key + behind[1] - before[1]];
+    if row >= queries[1] {
+        // Between two that are spread: behind the tiles of the first one.
+        let behind = match other.spread {
+            0 => keys[1],
+            step => keys[1].cast_unsigned().next_multiple_of(step).cast_signed(),
+        };
+        return (none([row, behind], behind), false);
+    }
     let place = Place {
         queries,
         keys,
-        keys_behind: other.rows,
-        // Rows of no sequence see no key, whatever their slope.
-        number: low.max(1).min(offsets - 1) - 1,
-        before: low.max(1) - 1,
+        keys_behind: all,
+        number,
     };
-    (place, low > 0 && low < offsets)
+    (place, true)
 }
