@@ -9,6 +9,7 @@ mod bulk_copy;
 mod caches;
 mod classes;
 mod counters;
+mod csr;
 mod decoder;
 mod definition;
 mod empty;
@@ -65,6 +66,7 @@ fn main() -> ExitCode {
         ("caches", caches::tests()),
         ("classes", classes::tests()),
         ("counters", counters::tests()),
+        ("csr", csr::tests()),
         ("decoder", decoder::tests()),
         ("definition", definition::tests()),
         ("emulated", emulated::tests()),

@@ -107,6 +107,20 @@ pub enum Error {
         max: usize,
         keys: usize,
     },
+    /// More pages than a table has room for.
+    #[error("entry {entry} has {pages} pages; the table has room for {most}")]
+    Pages {
+        entry: usize,
+        pages: usize,
+        most: usize,
+    },
+    /// A last page of a wrong number of keys.
+    #[error("last_page[{entry}] is {keys}; it must be from 1 to {page}")]
+    LastPage {
+        entry: usize,
+        keys: i32,
+        page: usize,
+    },
     /// A length or an offset that is not allowed.
     #[error("{argument}[{index}] is {value}; it must be from {} to {max}", match min {
         0 => "0".to_owned(),

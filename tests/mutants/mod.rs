@@ -7,6 +7,7 @@
 mod backward;
 mod change;
 mod combine;
+mod csr;
 mod decode;
 mod far;
 mod forward;
@@ -67,6 +68,7 @@ pub fn tests() -> Vec<Test> {
         shared_rows::MUTANTS,
         decode::MUTANTS,
         combine::MUTANTS,
+        csr::MUTANTS,
         merge::MUTANTS,
         pack::MUTANTS,
         backward::MUTANTS,
@@ -226,6 +228,12 @@ fn runs(mutated: &'static Kernel) -> Vec<Run> {
     }
     if let Family::HopperBackward(_) = mutated.family {
         return hopper::gradient::runs(mutated.name);
+    }
+    if let Family::Auxiliary(Auxiliary::Csr) = mutated.family {
+        let runs = crate::csr::runs();
+        return runs
+            .map(|run| -> Run { Box::new(move |device| run(device).map(drop)) })
+            .into();
     }
     if let Family::Auxiliary(Auxiliary::Merge(_) | Auxiliary::MergeBackward(_)) = mutated.family {
         let runs = crate::merge::runs();

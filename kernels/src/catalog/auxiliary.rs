@@ -15,6 +15,8 @@ pub enum Auxiliary {
     MergeBackward(Dtype),
     /// New keys and values of this type, copied to a cache.
     Append(Dtype),
+    /// Pages in the CSR form, copied to a table.
+    Csr,
     /// Copies of inputs whose rows are not [aligned](crate::abi::TensorRef::is_aligned).
     Pack,
     /// Outputs whose rows are no whole pieces of 16 bytes, from copies.
@@ -32,6 +34,8 @@ impl Auxiliary {
     pub const WARPS: u32 = 4;
     /// Rows that a block merges, a quarter of a warp each.
     pub const MERGED_ROWS: u32 = 8 * Self::WARPS;
+    /// Page numbers of the CSR form that a warp copies.
+    pub const CSR_PAGES: u32 = 128;
     /// Warps of a block that looks for the blocks of keys that a mask shows.
     pub const BLOCKS_WARPS: u32 = 16;
     /// Rows of a head that a block packs or unpacks.
@@ -60,6 +64,7 @@ impl Auxiliary {
                 ("merge_backward", "MergeBackwardParams", "attention::auxiliary::merge", generic! { merge_backward: W = w })
             }
             Auxiliary::Append(_) => ("append", "AppendParams", "attention::auxiliary::append", generic! { append: W = w }),
+            Auxiliary::Csr => ("csr", "CsrParams", "attention::auxiliary::csr", generic! { csr: W = w, PAGES = Self::CSR_PAGES }),
             Auxiliary::Pack => ("pack", "PackParams", "attention::auxiliary::pack", generic! { pack: W = w, BR = Self::PACK_ROWS }),
             Auxiliary::Unpack => {
                 ("unpack", "PackParams", "attention::auxiliary::pack", generic! { unpack: W = w, BR = Self::PACK_ROWS })
@@ -75,10 +80,10 @@ impl Auxiliary {
 
 /// All kernels but the bulk copy.
 pub(super) fn all() -> impl Iterator<Item = Auxiliary> {
-    use Auxiliary::{Append, Blocks, Combine, Merge, MergeBackward, Pack, Ranges, Unpack};
+    use Auxiliary::{Append, Blocks, Combine, Csr, Merge, MergeBackward, Pack, Ranges, Unpack};
     let of_types = [Combine, Merge, MergeBackward, Append].into_iter();
     let of_types = of_types.flat_map(|of: fn(Dtype) -> Auxiliary| Dtype::ALL.map(of));
-    of_types.chain([Pack, Unpack, Ranges, Blocks])
+    of_types.chain([Csr, Pack, Unpack, Ranges, Blocks])
 }
 
 impl Spec for Auxiliary {
