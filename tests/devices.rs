@@ -31,6 +31,7 @@ mod mutants;
 mod options;
 mod other_devices;
 mod pages;
+mod prefix;
 mod random;
 mod real_data;
 mod repeats;
@@ -88,6 +89,7 @@ fn main() -> ExitCode {
         ("options", options::tests()),
         ("other_devices", other_devices::tests()),
         ("pages", pages::tests()),
+        ("prefix", prefix::tests()),
         ("random", random::tests()),
         ("real_data", real_data::tests()),
         ("repeats", repeats::tests()),

@@ -145,6 +145,22 @@ pub enum Error {
     /// Options that exclude each other.
     #[error("{0} cannot be combined with {1}")]
     Excluded(&'static str, &'static str),
+    /// An option without one that it needs.
+    #[error("{0} needs {1}")]
+    Needs(&'static str, &'static str),
+    /// A prefix of another type than q, k and v.
+    #[error("the prefix's k and v are {}; they must be {}", found.name(), dtype.name())]
+    PrefixDtype { found: Dtype, dtype: Dtype },
+    /// Queries that a causal call lets see a part of a prefix.
+    #[error(
+        "entry {entry} has {queries} queries and {keys} keys; with causal and a prefix it must have {} keys or more",
+        queries - 1
+    )]
+    OwnKeys {
+        entry: usize,
+        queries: usize,
+        keys: usize,
+    },
     /// An option of the forward pass alone.
     #[error("there are no gradients of a call with {0}")]
     ForwardOnly(&'static str),

@@ -99,7 +99,7 @@ pub use merge::{
 pub use options::HostOptions;
 pub use options::{
     CustomArray, CustomKernels, MaskElement, ParseWindowError, RawArray, RawBias, RawCustom,
-    RawMask, RawOptions, RawSequences, Sequences, Window, alibi_slopes,
+    RawMask, RawOptions, RawPrefix, RawSequences, Sequences, Window, alibi_slopes,
 };
 pub use plan::{Plan, Step};
 pub use ptx::Modules as CustomModules;

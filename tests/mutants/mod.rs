@@ -236,10 +236,10 @@ fn runs(mutated: &'static Kernel) -> Vec<Run> {
             .into();
     }
     if let Family::Auxiliary(Auxiliary::Merge(_) | Auxiliary::MergeBackward(_)) = mutated.family {
-        let runs = crate::merge::runs();
-        return runs
-            .map(|run| -> Run { Box::new(move |device| run(device).map(drop)) })
-            .into();
+        let runs = crate::merge::runs().map(|run| -> Run { Box::new(move |d| run(d).map(drop)) });
+        let of_prefix = crate::prefix::runs();
+        let of_prefix = of_prefix.map(|run| -> Run { Box::new(move |d| run(d).map(drop)) });
+        return runs.into_iter().chain(of_prefix).collect();
     }
     // A combine kernel shows its faults after one that splits, the pack kernel before any, the unpack kernel after any.
     let kernel = match mutated.family {

@@ -2,10 +2,12 @@
 
 use super::custom::RawCustom;
 use super::mask::MaskElement;
-use super::{RawSequences, Sequences};
+use super::{RawPrefix, RawSequences, Sequences};
 use crate::error::{Error, Result};
 use crate::forward::Problem;
 use crate::tensor::{Dtype, RawTensor, expect_shape};
+use kernels::abi::ForwardParams;
+use std::mem::offset_of;
 
 /// Tensors of options by address, for [`RawForward`](crate::RawForward) and [`RawBackward`](crate::RawBackward);
 /// `None` where an option is off.
@@ -38,6 +40,31 @@ pub struct RawOptions {
     pub check_lengths: bool,
     /// A [score or mask of another crate](crate::Attention::custom).
     pub custom: Option<RawCustom>,
+    /// A shared [prefix](crate::Attention::prefix).
+    pub prefix: Option<RawPrefix>,
+    /// Of the call as a part of another one, what lies in the workspace.
+    pub(crate) part: Part,
+}
+
+/// What a call finds in the workspace, by offsets in place of addresses, where it is a part of another one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub(crate) struct Part {
+    /// Whether o and lse do, at multiples of 16 bytes, with rows of whole pieces.
+    pub outputs: bool,
+    /// Whether q does, likewise.
+    pub q: bool,
+}
+
+impl Part {
+    /// The places of what lies in the workspace in a kernel's parameters.
+    pub fn places(self) -> impl Iterator<Item = usize> {
+        let outputs = [
+            offset_of!(ForwardParams, o.address),
+            offset_of!(ForwardParams, lse),
+        ];
+        let outputs = outputs.into_iter().filter(move |_| self.outputs);
+        outputs.chain(self.q.then_some(offset_of!(ForwardParams, q.address)))
+    }
 }
 
 /// An additive bias by address.
@@ -109,7 +136,8 @@ impl RawOptions {
             expect_shape("mask", &score_shape(p, keys), &tensor.shape)?;
             tensor.expect_rows("mask", axis)?;
         }
-        self.custom.map_or(Ok(()), |custom| custom.validate())
+        self.custom.map_or(Ok(()), |custom| custom.validate())?;
+        self.validate_prefix(p)
     }
 
     /// How many sequences are packed.
@@ -145,6 +173,8 @@ impl RawOptions {
             values_in_keys: self.values_in_keys,
             check_lengths: self.check_lengths || others.check_lengths,
             custom: self.custom.or(others.custom),
+            prefix: self.prefix.or(others.prefix),
+            part: self.part,
         }
     }
 }
