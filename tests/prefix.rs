@@ -4,8 +4,8 @@ mod case;
 
 use case::{PrefixCase, cases};
 use ferroattn::{
-    Attention, Class, Device, Dtype, Error, Facts, Problem, RawBackward, RawForward, RawPrefix,
-    RawTensor, Result, Tensor, bf16, f16, merge,
+    Attention, Class, Decoder, DecoderShape, Device, Dtype, Error, Facts, Problem, RawBackward,
+    RawForward, RawPrefix, RawTensor, Result, Tensor, bf16, f16, merge,
 };
 use libtest_mimic::Failed;
 use rand::rngs::StdRng;
@@ -24,6 +24,8 @@ pub fn tests() -> Vec<Test> {
         Test::new("lengths", lengths),
         Test::new("many_queries", many_queries),
         Test::new("as_two_calls", as_two_calls),
+        Test::new("latent", latent),
+        Test::new("step_of_a_decoder", step_of_a_decoder),
         Test::cpu("in_f32", |device| {
             let dtype = Dtype::F32;
             check_each(60, cases(), |case| {
@@ -140,6 +142,64 @@ fn as_two_calls(device: &Device) -> Outcome {
     assert_eq!(o.to_vec()?, merged.0.to_vec()?);
     assert_eq!(lse.to_vec()?, merged.1.to_vec()?);
     PASSED
+}
+
+/// Checks that two results are near each other, in f16.
+fn expect_near(found: &Tensor<f16>, expected: &Tensor<f16>) -> Outcome {
+    for (found, expected) in found.to_vec()?.into_iter().zip(expected.to_vec()?) {
+        let error = (found.to_f32() - expected.to_f32()).abs();
+        if error.is_nan() || error > 4e-3 {
+            return Err(format!("{found} for {expected}").into());
+        }
+    }
+    PASSED
+}
+
+/// Pages whose keys hold the values: those of a prefix before own ones are pages of one table.
+fn latent(device: &Device) -> Outcome {
+    let q = random(device, 1, [2, 4, 2, 576])?;
+    let cache = random(device, 2, [7, 1, 16, 576])?;
+    let values = cache.view().narrow(3, 0, 512)?;
+    let one = |numbers: &[i32]| Tensor::new(device, [numbers.len()], numbers);
+    let (queries, own, all) = (one(&[2, 2])?, one(&[20, 1])?, one(&[68, 49])?);
+    let attention = Attention::new().causal(true);
+    let (shared, table) = (
+        one(&[6, 0, 3])?,
+        Tensor::new(device, [2, 2], &[5, 1, 2, 9])?,
+    );
+    let call = attention.padded(&queries, &own).pages(&table);
+    let (o, _) = call.prefix_pages(&shared).forward(&q, &cache, &values)?;
+    let table = [[6, 0, 3, 5, 1], [6, 0, 3, 2, 9]].concat();
+    let table = Tensor::new(device, [2, 5], &table)?;
+    let whole = attention.padded(&queries, &all).pages(&table);
+    let (expected, _) = whole.forward(&q, &cache, &values)?;
+    expect_near(&o, &expected)
+}
+
+/// A layer of a decoder, whose sequences share pages: new keys go behind own ones, in memory that the decoder has.
+fn step_of_a_decoder(device: &Device) -> Outcome {
+    let (q, cache) = ([2, 4, 1, 64], [6, 2, 16, 64]);
+    let shape = DecoderShape {
+        q,
+        k_cache: cache,
+        v_cache: cache,
+        pages: Some(2),
+    };
+    let (mut k, mut v) = (random(device, 1, cache)?, random(device, 2, cache)?);
+    let [q, new] = [random(device, 3, q)?, random(device, 4, [2, 2, 1, 64])?];
+    let shared = Tensor::new(device, [2], &[4, 1])?;
+    let attention = Attention::new().prefix_pages(&shared);
+    let mut decoder = Decoder::<f16>::new(device, shape, &[&attention])?;
+    decoder.lengths_mut().copy_from_slice(&[20, 0])?;
+    let pages = decoder.pages_mut().expect("it has pages");
+    pages.copy_from_slice(&[5, 0, 2, 3])?;
+    let mut o = Tensor::zeros(device, [2, 4, 1, 64])?;
+    decoder.layer(&attention, &q, [&new, &new], (&mut k, &mut v), &mut o)?;
+    let table = Tensor::new(device, [2, 4], &[[4, 1, 5, 0], [4, 1, 2, 3]].concat())?;
+    let one = |numbers: &[i32]| Tensor::new(device, [numbers.len()], numbers);
+    let (queries, all) = (one(&[1, 1])?, one(&[32 + 21, 32 + 1])?);
+    let whole = Attention::new().padded(&queries, &all).pages(&table);
+    expect_near(&o, &whole.forward(&q, &k, &v)?.0)
 }
 
 /// Numbers of the prefix's pages that no page has stand for the nearest one.

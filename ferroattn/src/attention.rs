@@ -455,10 +455,10 @@ impl<'a> Attention<'a> {
     /// `[1, kv_heads, keys, dim_v]`, of the type of q, k and v, of any strides with stride 1 in dim. The result is that of attention to
     /// the prefix and to an entry's own keys behind it, but the prefix is read once for the queries of all entries. lse counts both.
     ///
-    /// An entry may have no keys of its own. [`causal`](Self::causal) hides own keys alone: each query sees all of the prefix, and so a call
-    /// is refused whose entry has fewer own keys than its queries less one. On a GPU without [`check_lengths`](Self::check_lengths) its
-    /// lengths are not seen, and such queries see all of the prefix, too. So do queries behind an entry's
-    /// [length](Self::padded), or of no [packed](Self::packed) sequence.
+    /// An entry may have no keys of its own. [`causal`](Self::causal) hides own keys alone: each query sees all of the prefix, so an entry
+    /// needs as many own keys as it has queries, less one. A GPU sees lengths with [`check_lengths`](Self::check_lengths) alone: without it
+    /// queries of an entry with fewer keys see all of the prefix, too. So do queries behind an entry's [length](Self::padded), or of no
+    /// [packed](Self::packed) sequence.
     ///
     /// Windows, ALiBi, biases, masks, first keys and custom scores do not go with a prefix, and there are no gradients. GPUs round
     /// the results for the prefix and for own keys to the element type before they are merged. Entries of several groups, each with
