@@ -43,7 +43,7 @@ pub fn tests() -> Vec<Test> {
 /// Prefixes and own keys of no key, of one and of several tiles, by keys and by pages.
 fn lengths(device: &Device) -> Outcome {
     for (prefix, lengths) in [
-        (0, vec![5, 0]),
+        (0_usize, vec![5, 0]),
         (1, vec![0, 1]),
         (1, vec![0; 3]),
         (2, vec![]),
@@ -54,7 +54,7 @@ fn lengths(device: &Device) -> Outcome {
                 let case = PrefixCase {
                     dtype,
                     prefix: match page_log2 {
-                        Some(4) => (prefix as usize).div_ceil(16),
+                        Some(4) => prefix.div_ceil(16),
                         _ => prefix,
                     },
                     // No entry's own: tensors without keys.

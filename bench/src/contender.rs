@@ -392,10 +392,10 @@ impl<T: Element> Contenders for Calls<T> {
 
 #[cfg(test)]
 mod tests {
-    use super::Choice;
+    use super::{Bench, Choice};
     use crate::shape::{Dtype, Pass, Shape};
     use crate::subject::Subject;
-    use ferroattn::Device;
+    use ferroattn::{Accumulation, Device, f16};
     use std::num::NonZeroUsize;
 
     const SHAPE: Shape = Shape {
@@ -421,6 +421,27 @@ mod tests {
         values_in_keys: false,
         pass: Pass::Forward,
     };
+
+    /// The reference has all keys of each sequence.
+    #[test]
+    fn a_prefix_is_shared() {
+        let shape = Shape {
+            batch: 3,
+            heads: 4,
+            kv_heads: Some(2),
+            seqlen: 1,
+            seqlen_kv: Some(50),
+            prefix: NonZeroUsize::new(40),
+            ..SHAPE
+        };
+        let mut bench = Bench::<f16>::new(&Device::cpu(), &shape, 1).expect("allowed");
+        let checked = bench.check(&shape.attention(), Accumulation::Single);
+        checked.expect("a right result");
+        assert_eq!(bench.k.shape(), [3, 2, 10, 64]);
+        // Of q and o 3 x 4 rows, of K and V 40 + 3 x 10 keys of two heads.
+        let rows = 2 * 3 * 4 + 2 * 2 * (40 + 3 * 10);
+        assert_eq!(shape.bytes(), (2 * 64 * rows) as f64);
+    }
 
     #[test]
     fn of_named_kernels_those_that_serve() {

@@ -460,6 +460,7 @@ impl<'a> Attention<'a> {
     /// queries of an entry with fewer keys see all of the prefix, too. So do queries behind an entry's [length](Self::padded), or of no
     /// [packed](Self::packed) sequence.
     ///
+    /// Shapes, [problems](Self::problem) and lengths are those of own keys. A [named](Self::kernel) kernel computes both parts.
     /// Windows, ALiBi, biases, masks, first keys and custom scores do not go with a prefix, and there are no gradients. GPUs round
     /// the results for the prefix and for own keys to the element type before they are merged. Entries of several groups, each with
     /// its prefix, take a call for each group.
