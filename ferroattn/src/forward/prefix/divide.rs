@@ -62,15 +62,17 @@ pub fn divided(dtype: Dtype, p: &Problem, args: &RawForward) -> Result<Option<Di
             }
             tensor
         };
+        // What else a call may have beside a prefix is of the whole call.
         let options = RawOptions {
-            sinks: args.options.sinks,
+            sequences: None,
+            cache_entries: None,
             pages: table.map(|table| RawTensor {
                 address: table.address,
                 shape: [entries, table.shape[0]],
                 strides: [0, 1],
             }),
             values_in_keys: v.is_first_part_of(&k),
-            ..RawOptions::default()
+            ..without_prefix
         };
         let call = Call {
             problem: Problem {
