@@ -9,6 +9,7 @@ mod bulk_copy;
 mod caches;
 mod classes;
 mod counters;
+mod csr;
 mod decoder;
 mod definition;
 mod empty;
@@ -31,6 +32,7 @@ mod mutants;
 mod options;
 mod other_devices;
 mod pages;
+mod prefix;
 mod random;
 mod real_data;
 mod repeats;
@@ -66,6 +68,7 @@ fn main() -> ExitCode {
         ("caches", caches::tests()),
         ("classes", classes::tests()),
         ("counters", counters::tests()),
+        ("csr", csr::tests()),
         ("decoder", decoder::tests()),
         ("definition", definition::tests()),
         ("emulated", emulated::tests()),
@@ -88,6 +91,7 @@ fn main() -> ExitCode {
         ("options", options::tests()),
         ("other_devices", other_devices::tests()),
         ("pages", pages::tests()),
+        ("prefix", prefix::tests()),
         ("random", random::tests()),
         ("real_data", real_data::tests()),
         ("repeats", repeats::tests()),

@@ -184,6 +184,8 @@ pub struct Bench<T> {
     pub o: Tensor<T>,
     pub lse: Tensor<f32, 3>,
     options: Options<T>,
+    /// Keys and values that all sequences share.
+    prefix: Option<[Tensor<T>; 2]>,
     /// Of a backward pass, which is then what [`launch`](Self::launch) launches.
     pub gradients: Option<Gradients<T>>,
 }
@@ -196,12 +198,46 @@ fn keys<T: Element>(
     elements: &[T],
 ) -> ferroattn::Result<Tensor<T>> {
     let kv_shape @ [pages, heads, page, _] = shape.kv_shape(dim);
+    if shape.prefix.is_some() {
+        let of_heads = elements.chunks(shape.seqlen_kv() * dim);
+        let own: Vec<T> = of_heads
+            .flat_map(|head| &head[shape.prefix() * dim..])
+            .copied()
+            .collect();
+        return Tensor::new(device, kv_shape, &own);
+    }
     if shape.page.is_none() {
         return Tensor::new(device, kv_shape, elements);
     }
     let mut keys = Tensor::zeros(device, [pages, page, heads, dim])?.transpose(1, 2)?;
     keys.copy_from_slice(elements)?;
     Ok(keys)
+}
+
+/// The first entry's prefix in place of that of each other one, among the elements of K or V.
+fn share_prefix<T: Element>(shape: &Shape, dim: usize, elements: &mut [T]) {
+    let (head, shared) = (shape.seqlen_kv() * dim, shape.prefix() * dim);
+    let (first, others) = elements.split_at_mut(shape.kv_heads() * head);
+    for (number, to) in others.chunks_mut(head).enumerate() {
+        let from = number % shape.kv_heads() * head;
+        to[..shared].copy_from_slice(&first[from..from + shared]);
+    }
+}
+
+/// The prefix on a device, of the elements of K or V of all entries.
+fn prefix<T: Element>(
+    device: &Device,
+    shape: &Shape,
+    dim: usize,
+    elements: &[T],
+) -> ferroattn::Result<Tensor<T>> {
+    let (heads, keys) = (shape.kv_heads(), shape.prefix());
+    let of_heads = elements.chunks(shape.seqlen_kv() * dim).take(heads);
+    let shared: Vec<T> = of_heads
+        .flat_map(|head| &head[..keys * dim])
+        .copied()
+        .collect();
+    Tensor::new(device, [1, heads, keys, dim], &shared)
 }
 
 impl<T: Element> Bench<T> {
@@ -215,8 +251,16 @@ impl<T: Element> Bench<T> {
                 .flat_map(|key| key[..shape.dim_v()].to_vec())
                 .collect();
         }
+        for (elements, dim) in [(1, shape.dim), (2, shape.dim_v())] {
+            share_prefix(shape, dim, &mut host[elements]);
+        }
         let [q, k, v] = &host;
+        let prefix = shape.prefix.map(|_| {
+            let tensor = |dim, elements| prefix(device, shape, dim, elements);
+            Ok::<_, Error>([tensor(shape.dim, k)?, tensor(shape.dim_v(), v)?])
+        });
         Ok(Bench {
+            prefix: prefix.transpose()?,
             q: Tensor::new(device, problem.q_shape(), q)?,
             k: keys(device, shape, shape.dim, k)?,
             v: keys(device, shape, shape.dim_v(), v)?,
@@ -255,7 +299,10 @@ impl<T: Element> Bench<T> {
         let Bench {
             q, k, v, o, lse, ..
         } = self;
-        let attention = self.options.given_to(attention);
+        let mut attention = self.options.given_to(attention);
+        if let Some([k, v]) = &self.prefix {
+            attention = attention.prefix(k, v);
+        }
         if self.shape.values_in_keys {
             let values = k.view().narrow(3, 0, self.shape.dim_v())?;
             return Ok(attention.forward_into(q, k, &values, o, lse)?);
@@ -345,10 +392,10 @@ impl<T: Element> Contenders for Calls<T> {
 
 #[cfg(test)]
 mod tests {
-    use super::Choice;
+    use super::{Bench, Choice};
     use crate::shape::{Dtype, Pass, Shape};
     use crate::subject::Subject;
-    use ferroattn::Device;
+    use ferroattn::{Accumulation, Device, f16};
     use std::num::NonZeroUsize;
 
     const SHAPE: Shape = Shape {
@@ -370,9 +417,31 @@ mod tests {
         sequences: None,
         uneven: false,
         page: None,
+        prefix: None,
         values_in_keys: false,
         pass: Pass::Forward,
     };
+
+    /// The reference has all keys of each sequence.
+    #[test]
+    fn a_prefix_is_shared() {
+        let shape = Shape {
+            batch: 3,
+            heads: 4,
+            kv_heads: Some(2),
+            seqlen: 1,
+            seqlen_kv: Some(50),
+            prefix: NonZeroUsize::new(40),
+            ..SHAPE
+        };
+        let mut bench = Bench::<f16>::new(&Device::cpu(), &shape, 1).expect("allowed");
+        let checked = bench.check(&shape.attention(), Accumulation::Single);
+        checked.expect("a right result");
+        assert_eq!(bench.k.shape(), [3, 2, 10, 64]);
+        // Of q and o 3 x 4 rows, of K and V 40 + 3 x 10 keys of two heads.
+        let rows = 2 * 3 * 4 + 2 * 2 * (40 + 3 * 10);
+        assert_eq!(shape.bytes(), (2 * 64 * rows) as f64);
+    }
 
     #[test]
     fn of_named_kernels_those_that_serve() {

@@ -205,8 +205,8 @@ const STEPS: [Step; 6] = [
     ((1, 32, 8, 1024), 128),
 ];
 
-/// Each step on keys in one piece and on pages, of even and of uneven lengths; with four queries; a chunk of a prompt; and latents,
-/// which hold their values.
+/// Each step on keys in one piece and on pages, of even and of uneven lengths; with four queries; a chunk of a prompt; latents,
+/// which hold their values; and a shared prefix.
 fn serving() -> Vec<Shape> {
     let of = |((batch, heads, kv_heads, keys), dim): Step, seqlen, causal| Shape {
         kv_heads: Some(kv_heads),
@@ -242,6 +242,13 @@ fn serving() -> Vec<Shape> {
         let pages: &[usize] = if queries == 1 { &[64] } else { &[] };
         shapes.extend(paged(latent, pages));
     }
+    // Sequences that share most keys: each reads all, and all read these once.
+    let apart = of(((64, 32, 8, 8192 + 256), 128), 1, false);
+    let shared = Shape {
+        prefix: NonZeroUsize::new(8192),
+        ..apart
+    };
+    shapes.extend([apart, shared]);
     shapes
 }
 
@@ -322,6 +329,7 @@ pub fn shape(
         sequences: None,
         uneven: false,
         page: None,
+        prefix: None,
         values_in_keys: false,
         pass: Pass::Forward,
     }
@@ -368,7 +376,7 @@ mod tests {
         let pages = |shape: &&Shape| shape.page.is_some();
         assert_eq!(
             (shapes.len(), shapes.iter().filter(pages).count()),
-            (41, 27)
+            (43, 27)
         );
     }
 

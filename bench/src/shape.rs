@@ -6,8 +6,8 @@ use crate::subject::{Contenders, Subject, exists};
 use anyhow::Result;
 use clap::ValueEnum;
 use ferroattn::{
-    Attention, Device, Problem, RawBackward, RawBias, RawForward, RawMask, RawOptions, RawTensor,
-    Sequences, Window, bf16, f16, kernel,
+    Attention, Device, Error, Problem, RawBackward, RawBias, RawForward, RawMask, RawOptions,
+    RawPrefix, RawTensor, Sequences, Window, bf16, f16, kernel,
 };
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -86,6 +86,10 @@ pub struct Shape {
     #[arg(long, value_name = "N")]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub page: Option<NonZeroUsize>,
+    /// All sequences share their first N keys and values, which lie by themselves and are read once
+    #[arg(long, value_name = "N", conflicts_with_all = ["page", "uneven", "values_in_keys"])]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub prefix: Option<NonZeroUsize>,
     /// Values are the first elements of keys, in memory too
     #[arg(long)]
     #[serde(default, skip_serializing_if = "is_off")]
@@ -177,6 +181,16 @@ impl Shape {
         self.seqlen_kv.unwrap_or(self.seqlen)
     }
 
+    /// Keys that all sequences share.
+    pub fn prefix(&self) -> usize {
+        self.prefix.map_or(0, NonZeroUsize::get)
+    }
+
+    /// Keys per head that each sequence has for itself.
+    pub fn own_keys(&self) -> usize {
+        self.seqlen_kv().saturating_sub(self.prefix())
+    }
+
     /// Elements of a value and of a row of o.
     pub fn dim_v(&self) -> usize {
         self.dim_v.unwrap_or(self.dim)
@@ -230,6 +244,15 @@ impl Shape {
             _ => self.seqlen_kv(),
         };
         let kv = |dim| [self.batch, self.kv_heads(), keys, dim];
+        for (option, is_on) in [
+            ("pages", self.page.is_some()),
+            ("uneven", self.uneven),
+            ("values_in_keys", self.values_in_keys),
+        ] {
+            if is_on && self.prefix.is_some() {
+                return Err(Error::Excluded("prefix", option));
+            }
+        }
         let problem = self
             .attention()
             .problem(q, kv(self.dim), kv(self.dim_v()))?;
@@ -283,6 +306,12 @@ impl Shape {
         let table = |pages| RawTensor::row_major([self.batch, pages]);
         planned.pages = self.pages().map(table);
         planned.values_in_keys = self.values_in_keys;
+        let shared = |dim| RawTensor::row_major([1, self.kv_heads(), self.prefix(), dim]);
+        planned.prefix = self.prefix.map(|_| RawPrefix::Keys {
+            dtype: self.dtype.into(),
+            k: shared(self.dim),
+            v: shared(self.dim_v()),
+        });
         planned
     }
 
@@ -318,7 +347,7 @@ impl Shape {
     pub fn kv_shape(&self, dim: usize) -> [usize; 4] {
         match (self.page, self.pages()) {
             (Some(page), Some(pages)) => [self.batch * pages, self.kv_heads(), page.get(), dim],
-            _ => [self.batch, self.kv_heads(), self.seqlen_kv(), dim],
+            _ => [self.batch, self.kv_heads(), self.own_keys(), dim],
         }
     }
 
@@ -377,6 +406,7 @@ impl Shape {
         let of_scores = self.softcap.is_some() || self.alibi || self.sinks || self.bias;
         let of_pairs = self.window.is_some() || self.block_mask.is_some();
         let of_keys = self.sequences.is_some() || self.uneven || self.page.is_some();
+        let of_keys = of_keys || self.prefix.is_some();
         of_scores || of_pairs || of_keys || self.values_in_keys || self.dim_v() != self.dim
     }
 
@@ -393,6 +423,7 @@ impl Shape {
         names.extend(self.sequences.map(|count| format!("{count} sequences")));
         names.extend(self.uneven.then(|| "uneven".to_owned()));
         names.extend(self.page.map(|keys| format!("pages of {keys}")));
+        names.extend(self.prefix.map(|keys| format!("prefix of {keys}")));
         names.extend(self.values_in_keys.then(|| "values in keys".to_owned()));
         names.join(" ")
     }
@@ -449,7 +480,7 @@ impl Subject for Shape {
     fn bytes(&self) -> f64 {
         let keys = match self.lengths() {
             Some(lengths) => lengths.iter().map(|&length| length as usize).sum(),
-            None => self.batch * self.seqlen_kv(),
+            None => self.prefix() + self.batch * self.own_keys(),
         };
         let both = self.dim + self.dim_v();
         let of_key = if self.values_in_keys { self.dim } else { both };
@@ -487,6 +518,7 @@ impl Subject for Shape {
         setup["offsets"] = json!(self.offsets());
         setup["lengths"] = json!(self.lengths());
         setup["page"] = json!(self.page);
+        setup["prefix"] = json!(self.prefix);
         setup["values_in_keys"] = json!(self.values_in_keys);
         Ok(setup)
     }

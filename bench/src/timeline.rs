@@ -304,6 +304,7 @@ pub mod tests {
         sequences: None,
         uneven: false,
         page: None,
+        prefix: None,
         values_in_keys: false,
         pass: Pass::Forward,
     };

@@ -4,8 +4,8 @@ use crate::device::{Device, RawStream, Stream};
 use crate::error::{Error, Result};
 use crate::forward::{Planner, Problem};
 use crate::options::{
-    Borrowed, BorrowedCustom, CustomArray, CustomKernels, MaskElement, Sequences, TensorOptions,
-    Window, read_pages,
+    Borrowed, BorrowedCustom, BorrowedPrefix, CustomArray, CustomKernels, MaskElement, Sequences,
+    TensorOptions, Window, read_pages,
 };
 use crate::tensor::{Element, Storage, TensorBase, expect_device, expect_shape};
 use std::ptr::null_mut;
@@ -449,6 +449,78 @@ impl<'a> Attention<'a> {
         'a: 'b,
     {
         self.with(|call| call.tensors.pages = Some(table.into()))
+    }
+
+    /// Keys and values that all entries of the batch share, before their own: k `[1, kv_heads, keys, dim]` and v
+    /// `[1, kv_heads, keys, dim_v]`, of the type of q, k and v, of any strides with stride 1 in dim. The result is that of attention to
+    /// the prefix and to an entry's own keys behind it, but the prefix is read once for the queries of all entries. lse counts both.
+    ///
+    /// An entry may have no keys of its own. [`causal`](Self::causal) hides own keys alone: each query sees all of the prefix, so an entry
+    /// needs as many own keys as it has queries, less one. A GPU sees lengths with [`check_lengths`](Self::check_lengths) alone: without it
+    /// queries of an entry with fewer keys see all of the prefix, too. So do queries behind an entry's [length](Self::padded), or of no
+    /// [packed](Self::packed) sequence.
+    ///
+    /// Shapes, [problems](Self::problem) and lengths are those of own keys. A [named](Self::kernel) kernel computes both parts.
+    /// Windows, ALiBi, biases, masks, first keys and custom scores do not go with a prefix, and there are no gradients. GPUs round
+    /// the results for the prefix and for own keys to the element type before they are merged. Entries of several groups, each with
+    /// its prefix, take a call for each group.
+    ///
+    /// ```
+    /// # fn main() -> ferroattn::Result<()> {
+    /// use ferroattn::{Attention, Device, Tensor};
+    ///
+    /// let device = Device::cpu();
+    /// let q = Tensor::new(&device, [2, 1, 1, 8], &[0.0_f32; 16])?;
+    /// let prefix = Tensor::new(&device, [1, 1, 2, 8], &[[1.0_f32; 8], [3.0; 8]].concat())?;
+    /// // Of each entry one key.
+    /// let own = Tensor::new(&device, [2, 1, 1, 8], &[[5.0_f32; 8], [8.0; 8]].concat())?;
+    /// let attention = Attention::new().prefix(&prefix, &prefix);
+    /// let (o, lse) = attention.forward(&q, &own, &own)?;
+    /// let o = o.to_vec()?;
+    /// assert!((o[0] - 3.0).abs() < 1e-5 && (o[8] - 4.0).abs() < 1e-5);
+    /// assert!((lse.to_vec()?[0] - 3_f32.ln()).abs() < 1e-6);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn prefix<'b, T: Element>(
+        &self,
+        k: &'b TensorBase<impl Storage<Item = T>>,
+        v: &'b TensorBase<impl Storage<Item = T>>,
+    ) -> Attention<'b>
+    where
+        'a: 'b,
+    {
+        let (dtype, k, v) = (T::DTYPE, k.into(), v.into());
+        self.with(|call| call.tensors.prefix = Some(BorrowedPrefix::Keys { dtype, k, v }))
+    }
+
+    /// A [prefix](Self::prefix) in pages of k and v, `[n]` with stride 1: a call with [pages](Self::pages) reads the keys of these pages, all
+    /// full, before those of each entry's own.
+    ///
+    /// ```
+    /// # fn main() -> ferroattn::Result<()> {
+    /// use ferroattn::{Attention, Device, Tensor};
+    ///
+    /// let device = Device::cpu();
+    /// let q = Tensor::new(&device, [2, 1, 1, 8], &[0.0_f32; 16])?;
+    /// // Three pages of one key: one is shared.
+    /// let cache = Tensor::new(&device, [3, 1, 1, 8], &[[1.0_f32; 8], [2.0; 8], [3.0; 8]].concat())?;
+    /// let (shared, own) = (Tensor::new(&device, [1], &[1])?, Tensor::new(&device, [2, 1], &[2, 0])?);
+    /// let attention = Attention::new().prefix_pages(&shared).pages(&own);
+    /// let (o, _) = attention.forward(&q, &cache, &cache)?;
+    /// let o = o.to_vec()?;
+    /// assert!((o[0] - 2.5).abs() < 1e-5 && (o[8] - 1.5).abs() < 1e-5);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn prefix_pages<'b>(
+        &self,
+        pages: &'b TensorBase<impl Storage<Item = i32>, 1>,
+    ) -> Attention<'b>
+    where
+        'a: 'b,
+    {
+        self.with(|call| call.tensors.prefix = Some(BorrowedPrefix::Pages(pages.into())))
     }
 
     /// Whether a GPU, whose memory the host cannot see, checks offsets, lengths, first keys, entries of a cache and pages before it

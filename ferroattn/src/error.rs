@@ -107,6 +107,20 @@ pub enum Error {
         max: usize,
         keys: usize,
     },
+    /// More pages than a table has room for.
+    #[error("entry {entry} has {pages} pages; the table has room for {most}")]
+    Pages {
+        entry: usize,
+        pages: usize,
+        most: usize,
+    },
+    /// A last page of a wrong number of keys.
+    #[error("last_page[{entry}] is {keys}; it must be from 1 to {page}")]
+    LastPage {
+        entry: usize,
+        keys: i32,
+        page: usize,
+    },
     /// A length or an offset that is not allowed.
     #[error("{argument}[{index}] is {value}; it must be from {} to {max}", match min {
         0 => "0".to_owned(),
@@ -131,6 +145,22 @@ pub enum Error {
     /// Options that exclude each other.
     #[error("{0} cannot be combined with {1}")]
     Excluded(&'static str, &'static str),
+    /// An option without one that it needs.
+    #[error("{0} needs {1}")]
+    Needs(&'static str, &'static str),
+    /// A prefix of another type than q, k and v.
+    #[error("the prefix's k and v are {}; they must be {}", found.name(), dtype.name())]
+    PrefixDtype { found: Dtype, dtype: Dtype },
+    /// Queries that a causal call lets see a part of a prefix.
+    #[error(
+        "entry {entry} has {queries} queries and {keys} keys; with causal and a prefix it must have {} keys or more",
+        queries - 1
+    )]
+    OwnKeys {
+        entry: usize,
+        queries: usize,
+        keys: usize,
+    },
     /// An option of the forward pass alone.
     #[error("there are no gradients of a call with {0}")]
     ForwardOnly(&'static str),

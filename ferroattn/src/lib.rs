@@ -49,6 +49,7 @@ mod attention;
 pub mod backward;
 #[cfg(feature = "cpu")]
 mod comparison;
+mod csr;
 mod decoder;
 pub mod device;
 mod dtype;
@@ -79,6 +80,7 @@ pub use ::emulator;
 pub use append::{Append, RawAppend, RawRotary, append_plan, append_raw};
 pub use attention::Attention;
 pub use backward::{BackwardInputs, Gradients, GradientsMut, RawBackward};
+pub use csr::{CsrPages, RawCsrPages, csr_pages_plan, csr_pages_raw};
 pub use decoder::{Decoder, DecoderShape};
 pub use device::{Class, Device, Event, Facts, Stream};
 pub use dtype::Dtype;
@@ -98,7 +100,7 @@ pub use merge::{
 pub use options::HostOptions;
 pub use options::{
     CustomArray, CustomKernels, MaskElement, ParseWindowError, RawArray, RawBias, RawCustom,
-    RawMask, RawOptions, RawSequences, Sequences, Window, alibi_slopes,
+    RawMask, RawOptions, RawPrefix, RawSequences, Sequences, Window, alibi_slopes,
 };
 pub use plan::{Plan, Step};
 pub use ptx::Modules as CustomModules;

@@ -2,6 +2,7 @@
 
 use crate::append::RawAppend;
 use crate::backward::RawBackward;
+use crate::csr::RawCsrPages;
 use crate::error::{Error, Result};
 use crate::forward::{Problem, RawForward};
 use crate::gemm::RawGemm;
@@ -35,5 +36,10 @@ pub unsafe fn merge_backward_raw(_: Dtype, _: &RawMergeBackward) -> Result<()> {
 
 /// In place of appending.
 pub unsafe fn append_raw(_: Dtype, _: &RawAppend) -> Result<()> {
+    Err(Error::NoCpu)
+}
+
+/// In place of tables of pages.
+pub unsafe fn csr_pages_raw(_: &RawCsrPages) -> Result<()> {
     Err(Error::NoCpu)
 }

@@ -38,8 +38,7 @@ impl Steps {
         let heads = distinct(heads, from.head_stride);
         let rows = distinct(rows, from.row_stride);
         let shape = [batch, heads, rows, dim];
-        let copy = self.reserve_copy(Auxiliary::Pack, shape)?;
-        self.copy(Auxiliary::Pack, from, copy, shape)?;
+        let copy = self.pack_whole(RawTensor { shape, ..input })?;
         let [batch_stride, head_stride, row_stride] = copy_strides(shape);
         let packed = |stride: i64, of_copy: i64| if stride == 0 { 0 } else { of_copy };
         Ok(TensorRef {
@@ -48,6 +47,16 @@ impl Steps {
             head_stride: packed(from.head_stride, head_stride),
             row_stride: packed(from.row_stride, row_stride),
         })
+    }
+
+    /// Adds a copy like that of [`pack`](Self::pack), in which axes of stride 0 have all their elements. Gives its address.
+    ///
+    /// # Errors
+    /// The conditions of [`pack`](Self::pack).
+    pub(crate) fn pack_whole(&mut self, input: RawTensor) -> Result<u64> {
+        let copy = self.reserve_copy(Auxiliary::Pack, input.shape)?;
+        self.copy(Auxiliary::Pack, input.into(), copy, input.shape)?;
+        Ok(copy)
     }
 
     /// Where kernels write an output `[batch, heads, rows, dim]`: in place if its rows have whole pieces of 8 elements, or none;

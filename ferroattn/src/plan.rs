@@ -120,7 +120,8 @@ impl Step {
         for &place in &self.places {
             let bytes = &mut params[place..place + size_of::<u64>()];
             let mut address = u64::from_ne_bytes((&*bytes).try_into().expect("eight bytes"));
-            address += workspace;
+            // Of a part of a call, it may lie before the workspace.
+            address = address.wrapping_add(workspace);
             bytes.copy_from_slice(&address.to_ne_bytes());
         }
         params
@@ -198,6 +199,39 @@ impl Steps {
     ) -> Result<&mut Step> {
         let step = Step::new(entry, blocks, shared_bytes, params, &self.places)?;
         Ok(self.steps.push_mut(step))
+    }
+
+    /// Where the next part of the workspace will begin.
+    ///
+    /// # Errors
+    /// If the size of the workspace overflows.
+    pub(crate) fn end(&mut self) -> Result<u64> {
+        self.reserve([0; 3])
+    }
+
+    /// Adds the launches of a plan without fills, with its workspace at the [end](Self::end) of this one.
+    ///
+    /// # Errors
+    /// If the size of the workspace overflows.
+    pub(crate) fn append(&mut self, plan: Plan) -> Result<()> {
+        debug_assert!(plan.fills.is_empty(), "outputs of a part are computed");
+        let start = self.reserve([plan.workspace_bytes, 1, 1])?;
+        let zeros = plan.zeros.into_iter();
+        self.zeros
+            .extend(zeros.map(|(offset, bytes)| (start + offset, bytes)));
+        self.steps.extend(plan.steps.into_iter().map(|mut step| {
+            step.params = step.params_at(start);
+            for MapPlace {
+                map, in_workspace, ..
+            } in &mut step.maps
+            {
+                if *in_workspace {
+                    map.address = map.address.wrapping_add(start);
+                }
+            }
+            step
+        }));
+        Ok(())
     }
 
     /// The plan, whose work the kernel of this name does.

@@ -122,7 +122,9 @@ impl Plan {
                 in_workspace,
             } in &step.maps
             {
-                map.address += if in_workspace { start } else { 0 };
+                if in_workspace {
+                    map.address = map.address.wrapping_add(start);
+                }
                 let encoded = gpu.tensor_map(&map)?;
                 params[place..][..encoded.len()].copy_from_slice(&encoded);
             }

@@ -57,6 +57,18 @@ const TESTED: &[(&str, &[&str])] = &[
             "Append::run_with",
         ],
     ),
+    (
+        "ferroattn/tests/wrong_arguments.rs::plans_of_csr_pages",
+        &["csr::raw::csr_pages_plan", "RawCsrPages::new"],
+    ),
+    (
+        "tests/csr.rs::wrong_shapes",
+        &["CsrPages::new", "CsrPages::on", "CsrPages::run"],
+    ),
+    (
+        "tests/prefix.rs::refused",
+        &["Attention::prefix", "Attention::prefix_pages"],
+    ),
     ("tests/pages.rs::wrong_pages", &["Attention::pages"]),
     (
         "tests/decoder.rs::refused",

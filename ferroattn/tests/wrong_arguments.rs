@@ -7,9 +7,10 @@ use ferroattn::emulator::{Finding, FindingKind, Options, Tally};
 use ferroattn::internals::{Draft, Entry, MainKernel, Steps, has_map, ptx};
 use ferroattn::{
     Attention, Class, Device, Dtype, Element, Error, Facts, Gemm, GemmProblem, Problem, RawAppend,
-    RawBackward, RawBias, RawForward, RawGemm, RawMask, RawMerge, RawMergeBackward, RawOptions,
-    RawPart, RawRotary, RawTensor, Sequences, Tensor, TensorView, Window, append_plan, backward,
-    check, f16, gemm, kernel, merge_backward_plan, merge_plan, random,
+    RawBackward, RawBias, RawCsrPages, RawForward, RawGemm, RawMask, RawMerge, RawMergeBackward,
+    RawOptions, RawPart, RawPrefix, RawRotary, RawTensor, Sequences, Tensor, TensorView, Window,
+    append_plan, backward, check, csr_pages_plan, f16, gemm, kernel, merge_backward_plan,
+    merge_plan, random,
 };
 use kernels::catalog::named;
 use proptest::prelude::*;
@@ -313,6 +314,56 @@ proptest! {
         }
         forward.lse = RawTensor::row_major([batch, heads, rows]);
         let _ = Attention::new().plan(Some(&facts), dtype, &forward);
+    }
+
+    #[test]
+    fn plans_of_prefixes(
+        sizes in proptest::array::uniform6(prop_oneof![3 => 0..40_usize, 1 => size()]), dims in [dim(), dim()], facts in facts(),
+        dtypes in [dtype(), dtype()], changes in proptest::array::uniform8(Change::any()), there in any::<[bool; 5]>(),
+        window in proptest::option::weighted(0.1, size()),
+    ) {
+        let [batch, heads, queries, keys, shared, pages] = sizes;
+        let [dim, dim_v] = dims;
+        let [q, k, v, o, prefix_k, prefix_v, table, lengths] = changes;
+        let entries = if there[0] { pages } else { batch };
+        let kv = |entries, keys, dim| RawTensor::row_major([entries, heads, keys, dim]);
+        let numbers = lengths.of(RawTensor::row_major([batch]));
+        let mut args = RawForward::row_major(&any_problem());
+        args.q = q.of(RawTensor::row_major([batch, 2 * heads.min(1 << 20), queries, dim]));
+        (args.k, args.v) = (k.of(kv(entries, keys, dim)), v.of(kv(entries, keys, dim_v)));
+        args.o = o.of(RawTensor::row_major([batch, 2 * heads.min(1 << 20), queries, dim_v]));
+        args.lse = RawTensor::row_major([batch, 2 * heads.min(1 << 20), queries]);
+        args.options.pages = there[0].then(|| table.of(RawTensor::row_major([batch, 3])));
+        args.options.sequences = there[1].then_some(Sequences::Padded { q: numbers, kv: numbers });
+        args.options.sinks = there[2].then(|| RawTensor::row_major([2 * heads.min(1 << 20)]));
+        args.options.prefix = Some(match there[3] {
+            true => RawPrefix::Pages(table.of(RawTensor::row_major([shared]))),
+            false => RawPrefix::Keys {
+                dtype: dtypes[0],
+                k: prefix_k.of(kv(1, shared, dim)),
+                v: prefix_v.of(kv(1, shared, dim_v)),
+            },
+        });
+        let attention = Attention::new().causal(there[4]).window(window, None);
+        for facts in [Some(&facts), None] {
+            let _ = attention.plan(facts, dtypes[1], &args);
+        }
+    }
+
+    #[test]
+    fn plans_of_csr_pages(
+        sizes in proptest::array::uniform3(prop_oneof![3 => 0..40_usize, 1 => size()]), log2 in 0..70_u32, facts in facts(),
+        changes in proptest::array::uniform5(Change::any()),
+    ) {
+        let [batch, most, count] = sizes;
+        let [indptr, indices, last_page, table, lengths] = changes;
+        let one = |change: Change, count: usize| change.of(RawTensor::row_major([count]));
+        let inputs = [one(indptr, batch.saturating_add(1)), one(indices, count), one(last_page, batch)];
+        let outputs = (table.of(RawTensor::row_major([batch, most])), one(lengths, batch));
+        let args = RawCsrPages::new(1_usize.checked_shl(log2).unwrap_or(12), inputs, outputs);
+        for facts in [Some(&facts), None] {
+            let _ = csr_pages_plan(facts, &args);
+        }
     }
 
     #[test]

@@ -38,6 +38,20 @@ pub const MUTANTS: &[Mutant] = &[
         change: |l| format!("{l}\n{}", l.replace("],", "+4096],")),
     },
     Mutant {
+        what: "lse of one part in the order of the other's entries",
+        kernel: MERGE,
+        pattern: "param_0+40]",
+        which: All,
+        change: |l| l.replace("+40]", "+96]"),
+    },
+    Mutant {
+        what: "lse of one part in the order of the other's heads",
+        kernel: MERGE,
+        pattern: "param_0+48]",
+        which: All,
+        change: |l| l.replace("+48]", "+104]"),
+    },
+    Mutant {
         what: "gradients of a part without keys",
         kernel: BACKWARD,
         pattern: ", 0fFF800000",

@@ -7,6 +7,7 @@
 mod backward;
 mod change;
 mod combine;
+mod csr;
 mod decode;
 mod far;
 mod forward;
@@ -67,6 +68,7 @@ pub fn tests() -> Vec<Test> {
         shared_rows::MUTANTS,
         decode::MUTANTS,
         combine::MUTANTS,
+        csr::MUTANTS,
         merge::MUTANTS,
         pack::MUTANTS,
         backward::MUTANTS,
@@ -227,11 +229,17 @@ fn runs(mutated: &'static Kernel) -> Vec<Run> {
     if let Family::HopperBackward(_) = mutated.family {
         return hopper::gradient::runs(mutated.name);
     }
-    if let Family::Auxiliary(Auxiliary::Merge(_) | Auxiliary::MergeBackward(_)) = mutated.family {
-        let runs = crate::merge::runs();
+    if let Family::Auxiliary(Auxiliary::Csr) = mutated.family {
+        let runs = crate::csr::runs();
         return runs
             .map(|run| -> Run { Box::new(move |device| run(device).map(drop)) })
             .into();
+    }
+    if let Family::Auxiliary(Auxiliary::Merge(_) | Auxiliary::MergeBackward(_)) = mutated.family {
+        let runs = crate::merge::runs().map(|run| -> Run { Box::new(move |d| run(d).map(drop)) });
+        let of_prefix = crate::prefix::runs();
+        let of_prefix = of_prefix.map(|run| -> Run { Box::new(move |d| run(d).map(drop)) });
+        return runs.into_iter().chain(of_prefix).collect();
     }
     // A combine kernel shows its faults after one that splits, the pack kernel before any, the unpack kernel after any.
     let kernel = match mutated.family {

@@ -15,17 +15,20 @@ pub enum Kind {
     Splits,
     Packed,
     Mask,
+    /// Keys before those of the call, in the forward pass.
+    Prefix,
     /// Rows that no vector loads: inputs are copied first.
     Unaligned,
     /// Wide heads, whose gradients are computed in another way.
     Wide,
 }
 
-pub const KINDS: [Kind; 6] = [
+pub const KINDS: [Kind; 7] = [
     Kind::Plain,
     Kind::Splits,
     Kind::Packed,
     Kind::Mask,
+    Kind::Prefix,
     Kind::Unaligned,
     Kind::Wide,
 ];
@@ -45,6 +48,7 @@ pub struct Call {
     gradients: [Tensor<f16>; 3],
     mask: Tensor<u8>,
     offsets: [Tensor<i32, 1>; 2],
+    prefix: [Tensor<f16>; 2],
     /// These tensors by address.
     forward: RawForward,
     backward: RawBackward,
@@ -74,6 +78,11 @@ impl Call {
             .map(|i| u8::from(i % 7 != 2))
             .collect();
         let offsets = |end: usize| Tensor::new(device, [3], &[0, end as i32 / 3, end as i32]);
+        let shared = [1, 2, 600, dim];
+        let prefix = |number: usize| {
+            let data = numbers(shared.iter().product(), number);
+            Tensor::new(device, shared, &data)
+        };
         let mut inputs = [input(q, 0)?, input(kv, 1)?, input(kv, 2)?, input(q, 3)?];
         let rows = || Tensor::zeros(device, [1, 4, seqlen_q]);
         let (mut o, mut lse, mut saved) = (zeros(q)?, rows()?, (zeros(q)?, rows()?));
@@ -107,6 +116,7 @@ impl Call {
             gradients,
             mask: Tensor::new(device, [1, 1, seqlen_q, seqlen_kv], &mask)?,
             offsets: [offsets(seqlen_q)?, offsets(seqlen_kv)?],
+            prefix: [prefix(5)?, prefix(6)?],
             forward,
             backward,
         };
@@ -118,7 +128,7 @@ impl Call {
     fn save(&mut self, device: &Device) -> Result<()> {
         // SAFETY: the tensors live until their elements are copied; null is the default stream.
         unsafe {
-            let attention = self.attention();
+            let attention = self.attention(0);
             attention.forward_raw(device, Dtype::F16, &self.forward, null_mut())?;
         }
         self.saved.0.copy_from(&self.o)?;
@@ -154,22 +164,25 @@ impl Call {
         Ok(are_poisoned)
     }
 
-    pub fn attention(&self) -> Attention<'_> {
+    /// The options of the forward pass, 0, or of the backward one, which has no prefix.
+    fn attention(&self, pass: usize) -> Attention<'_> {
         let attention = Attention::new().causal(self.kind == Kind::Plain);
         match self.kind {
             Kind::Splits => attention.splits(4),
             Kind::Packed => attention.packed(&self.offsets[0], &self.offsets[1]),
             Kind::Mask => attention.mask(&self.mask),
+            Kind::Prefix if pass == 0 => attention.prefix(&self.prefix[0], &self.prefix[1]),
             _ => attention,
         }
     }
 
     /// The plans of both passes.
     pub fn plans(&self, device: &Device) -> Result<[Plan; 2]> {
-        let (attention, facts) = (self.attention(), device.facts());
+        let ([forward, backward], facts) =
+            ([0, 1].map(|pass| self.attention(pass)), device.facts());
         Ok([
-            attention.plan(facts, Dtype::F16, &self.forward)?,
-            attention.backward_plan(facts, Dtype::F16, &self.backward)?,
+            forward.plan(facts, Dtype::F16, &self.forward)?,
+            backward.backward_plan(facts, Dtype::F16, &self.backward)?,
         ])
     }
 
@@ -178,11 +191,11 @@ impl Call {
     /// # Safety
     /// The tensors live until the work is done, and the stream is valid.
     pub unsafe fn queue(&self, device: &Device, stream: RawStream) -> Result<()> {
-        let attention = self.attention();
+        let [forward, backward] = [0, 1].map(|pass| self.attention(pass));
         // SAFETY: the caller's word; each tensor has memory of its own.
         unsafe {
-            attention.forward_raw(device, Dtype::F16, &self.forward, stream)?;
-            attention.backward_raw(device, Dtype::F16, &self.backward, stream)
+            forward.forward_raw(device, Dtype::F16, &self.forward, stream)?;
+            backward.backward_raw(device, Dtype::F16, &self.backward, stream)
         }
     }
 
@@ -211,7 +224,7 @@ impl Call {
         workspace: RawWorkspace,
         stream: RawStream,
     ) -> Result<()> {
-        let (attention, dtype) = (self.attention(), Dtype::F16);
+        let (attention, dtype) = (self.attention(pass), Dtype::F16);
         // SAFETY: the caller's word; each tensor has memory of its own.
         unsafe {
             match pass {

@@ -4,7 +4,6 @@ use super::RawAppend;
 use crate::device::{Device, RawStream};
 use crate::error::{Error, Result};
 use crate::tensor::RawTensor;
-use bytemuck::Pod;
 use std::collections::HashSet;
 
 /// Where the new keys of an entry of the batch go, and their positions.
@@ -100,7 +99,7 @@ unsafe fn places_of(device: &Device, args: &RawAppend, entry: usize) -> Result<P
     let first = unsafe { keys_before(device, args, entry)? };
     // SAFETY: as above.
     let row = |positions: RawTensor<2>| unsafe {
-        load::<i32>(device, positions.row(entry, size_of::<i32>()))
+        positions.row(entry, size_of::<i32>()).load::<i32>(device)
     };
     let positions = args.positions.map(row).transpose()?;
     let mut numbered = positions.iter().flatten().enumerate();
@@ -156,7 +155,7 @@ unsafe fn in_slots(
 ) -> Result<Vec<Option<[usize; 2]>>> {
     let [entries, _, keys, _] = args.k_cache.shape;
     // SAFETY: the caller's word.
-    let slots = unsafe { load::<i64>(device, slots.row(entry, size_of::<i64>()))? };
+    let slots = unsafe { slots.row(entry, size_of::<i64>()).load::<i64>(device)? };
     let place = |(row, slot): (usize, i64)| match usize::try_from(slot) {
         Err(_) => Ok(None),
         Ok(found) if found < entries * keys => Ok(Some([found / keys, found % keys])),
@@ -184,7 +183,7 @@ unsafe fn in_pages(
     let [count, _, keys, _] = args.k_cache.shape;
     let behind = before + args.k.shape[2];
     // SAFETY: the caller's word.
-    let table = unsafe { load::<i32>(device, pages.row(entry, size_of::<i32>()))? };
+    let table = unsafe { pages.row(entry, size_of::<i32>()).load::<i32>(device)? };
     let place = |key: usize| {
         let (index, value) = (key / keys, table[key / keys]);
         match usize::try_from(value) {
@@ -249,27 +248,7 @@ unsafe fn number_of(
             ..RawTensor::row_major([1])
         };
         // SAFETY: the caller's word.
-        unsafe { load::<i32>(device, number) }.map(|numbers| numbers[0])
+        unsafe { number.load::<i32>(device) }.map(|numbers| numbers[0])
     };
     list.map(number).transpose()
-}
-
-/// All elements of a tensor with stride 1, in the device's memory.
-///
-/// # Safety
-/// The conditions of [`places`], of these elements.
-unsafe fn load<T: Pod>(device: &Device, tensor: RawTensor<1>) -> Result<Vec<T>> {
-    let mut numbers = vec![T::zeroed(); tensor.shape[0]];
-    let bytes = bytemuck::cast_slice_mut(&mut numbers);
-    match device.gpu() {
-        _ if bytes.is_empty() => {}
-        // SAFETY: the caller's word.
-        Some(gpu) => unsafe { gpu.driver().download(tensor.address, bytes)? },
-        None => {
-            let from = std::ptr::with_exposed_provenance::<u8>(tensor.address as usize);
-            // SAFETY: the caller's word; the vector is not the tensor's memory.
-            unsafe { from.copy_to_nonoverlapping(bytes.as_mut_ptr(), bytes.len()) };
-        }
-    }
-    Ok(numbers)
 }

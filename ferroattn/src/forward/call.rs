@@ -1,6 +1,6 @@
 //! The forward call.
 
-use super::cpu;
+use super::prefix;
 use super::problem::Problem;
 use crate::attention::Attention;
 use crate::device::{Device, Facts, RawStream};
@@ -295,7 +295,7 @@ impl Attention<'_> {
             };
         }
         // SAFETY: the caller's word.
-        unsafe { cpu::forward_raw(dtype, &problem, &args) }
+        unsafe { prefix::forward_raw(dtype, &problem, &args) }
     }
 }
 

@@ -190,6 +190,9 @@ fn obstacle(
         Family::Auxiliary(Auxiliary::Append(_)) => {
             return Some("appends keys and values to a cache".to_owned());
         }
+        Family::Auxiliary(Auxiliary::Csr) => {
+            return Some("copies pages to a table".to_owned());
+        }
         Family::Auxiliary(
             Auxiliary::Pack | Auxiliary::Unpack | Auxiliary::Spread | Auxiliary::Gather,
         ) => {

@@ -11,6 +11,7 @@ pub(crate) mod cpu;
 mod fold;
 pub(crate) mod plan;
 mod planning;
+mod prefix;
 mod problem;
 #[cfg(feature = "cpu")]
 pub mod reference;

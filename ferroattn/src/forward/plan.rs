@@ -284,6 +284,7 @@ impl Draft {
         // Units are of all entries, in whose place stands one.
         let entries = if units.is_some() { 1 } else { problem.batch };
         let mut steps = Steps::default();
+        steps.places.extend(args.options.part.places());
         let o = steps.output(args.o, offset_of!(ForwardParams, o.address))?;
         let place = offset_of!(ForwardParams, options);
         let tables = Tables {

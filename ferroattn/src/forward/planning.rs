@@ -4,6 +4,7 @@ use super::call::RawForward;
 use super::choice;
 use super::fold::{folded, windowed};
 use super::plan::{MainKernel, plan, suited};
+use super::prefix::divided;
 use super::problem::Problem;
 use crate::attention::{Attention, Wanted, read_shapes};
 use crate::device::plans::Call;
@@ -88,6 +89,9 @@ impl Attention<'_> {
         dtype: Dtype,
         args: &RawForward,
     ) -> Result<Plan> {
+        if let Some(divided) = divided(dtype, problem, args)? {
+            return divided.plan(self, facts, dtype);
+        }
         if problem.is_empty() {
             let name = self.kernel.name();
             choice::expect_named(name, dtype, problem, &args.options, facts)?;

@@ -209,9 +209,12 @@ pub fn merge_backward_plan(
     plan(kernel, [first, second], &others, |parts| {
         MergeBackwardParams {
             parts,
-            d_merged: PartRef {
-                o: d_o.into(),
-                lse: d_lse.map_or(0, |d_lse| d_lse.address),
+            d_merged: match d_lse {
+                Some(lse) => RawPart { o: d_o, lse }.into(),
+                None => PartRef {
+                    o: d_o.into(),
+                    ..PartRef::default()
+                },
             },
             d_first: d_first.into(),
             d_second: d_second.into(),

@@ -2,14 +2,12 @@
 
 use super::cpu;
 use super::part::{FIRST, MERGED, SECOND, rows_of, validate};
-use super::plan::plan;
+use super::plan::merge_of;
 use super::{Partial, PartialMut, RawPart};
 use crate::device::{Device, Facts, RawStream};
 use crate::error::Result;
 use crate::plan::{CPU, Plan, Steps};
 use crate::tensor::{Dtype, Element, Storage, StorageMut, Tensor, expect_device};
-use kernels::abi::MergeParams;
-use kernels::catalog::Auxiliary;
 
 /// Tensors of a merge by address, for [`merge_raw`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -175,9 +173,5 @@ pub fn merge_plan(facts: Option<&Facts>, dtype: Dtype, args: &RawMerge) -> Resul
     if facts.is_none() {
         return Ok(Steps::default().finish(CPU, 1));
     }
-    let kernel = Auxiliary::Merge(dtype.of_kernels()?);
-    plan(kernel, [first, second], &[merged.o], |parts| MergeParams {
-        parts,
-        merged: merged.into(),
-    })
+    merge_of(dtype.of_kernels()?, args)
 }

@@ -92,7 +92,7 @@ impl<T> HostPart<'_, T> {
 /// The parts by rows.
 struct Rows<'a, T> {
     o: [Vec<ArrayView1<'a, T>>; 2],
-    lse: [&'a [f32]; 2],
+    lse: [Vec<f32>; 2],
     dim: usize,
 }
 
@@ -104,14 +104,14 @@ impl<'a, T: Element> Rows<'a, T> {
                 .map(|part| part.o.rows().into_iter().collect()),
             lse: parts
                 .each_ref()
-                .map(|part| part.lse.as_slice().expect("contiguous")),
+                .map(|part| part.lse.iter().copied().collect()),
             dim: parts[0].o.dim().3,
         }
     }
 
     /// The weights of a row, and o of its parts in `f32`: zeros of one that does not count.
     fn widen(&self, row: usize, wide: &mut [Vec<f32>; 2]) -> Weights {
-        let weights = Weights::of(self.lse.map(|lse| lse[row]));
+        let weights = Weights::of(self.lse.each_ref().map(|lse| lse[row]));
         for (part, wide) in wide.iter_mut().enumerate() {
             match weights.counts[part] {
                 true => T::to_f32_slice(elements(&self.o[part][row]), wide),

@@ -16,4 +16,7 @@ pub use backward::{
     RawMergeBackward, merge_backward, merge_backward_into, merge_backward_plan, merge_backward_raw,
 };
 pub use call::{RawMerge, merge, merge_into, merge_plan, merge_raw};
+#[cfg(feature = "cpu")]
+pub(crate) use cpu::merge_raw as merge_on_cpu;
 pub use part::{Partial, PartialMut, RawPart};
+pub(crate) use plan::merge_of;

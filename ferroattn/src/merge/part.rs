@@ -103,9 +103,12 @@ pub(super) fn expect_lse(
 #[doc(hidden)]
 impl From<RawPart> for PartRef {
     fn from(part: RawPart) -> Self {
+        let [lse_batch, lse_head, _] = part.lse.used_strides().map(|stride| stride as i64);
         PartRef {
             o: part.o.into(),
             lse: part.lse.address,
+            lse_batch,
+            lse_head,
         }
     }
 }

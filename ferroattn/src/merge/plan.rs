@@ -1,15 +1,29 @@
 //! The plan of a merge or of its gradient: one launch.
 
-use super::RawPart;
+use super::{RawMerge, RawPart};
 use crate::error::{Result, expect_at_most};
 use crate::plan::{Plan, Steps};
 use crate::tensor::RawTensor;
 use bytemuck::NoUninit;
-use kernels::abi::{Divisor, MergeParts, TensorRef};
-use kernels::catalog::{self, Auxiliary, Family};
+use kernels::abi::{Divisor, MergeParams, MergeParts, TensorRef};
+use kernels::catalog::{self, Auxiliary, Dtype, Family};
 
 /// Rows that a kernel can count.
 const MAX_ROWS: u32 = i32::MAX as u32;
+
+/// The plan of a merge of tensors whose shapes match, with lse of any strides but stride 1 in its last axis.
+pub fn merge_of(dtype: Dtype, args: &RawMerge) -> Result<Plan> {
+    let &RawMerge {
+        first,
+        second,
+        merged,
+    } = args;
+    let kernel = Auxiliary::Merge(dtype);
+    plan(kernel, [first, second], &[merged.o], |parts| MergeParams {
+        parts,
+        merged: merged.into(),
+    })
+}
 
 /// The plan for parts of a valid shape, by a kernel with these parameters; without steps if there are no rows. `others` are
 /// all tensors of four axes beside the parts' own.

@@ -15,6 +15,7 @@ mod numbers;
 mod pages;
 #[cfg(test)]
 mod passes;
+mod prefix;
 mod ranges;
 mod raw;
 #[cfg(test)]
@@ -35,7 +36,10 @@ pub use head::HostOptions;
 pub(crate) use head::{Head, rows_of, tanh_error};
 pub use mask::MaskElement;
 pub(crate) use pages::read_pages;
+pub use prefix::RawPrefix;
+pub(crate) use prefix::{BorrowedPrefix, PREFIX};
 pub(crate) use ranges::{Tables, Units};
+pub(crate) use raw::Part;
 pub(crate) use raw::{PAIRS, full, score_shape};
 pub use raw::{RawBias, RawMask, RawOptions};
 pub use sequences::{RawSequences, Sequences};

@@ -169,7 +169,7 @@ impl Steps {
 }
 
 impl RawOptions {
-    /// Checks offsets, lengths, first keys, entries of a cache of so many, and pages, in the memory of a GPU, if the call wants that.
+    /// Checks offsets, lengths, first keys, entries of a cache of so many, pages, and a prefix, in the memory of a GPU, if the call wants that.
     ///
     /// # Errors
     /// Names the first number that is not allowed; or what the device reports.
@@ -202,6 +202,8 @@ impl RawOptions {
         for numbers in &numbers {
             numbers.expect(&download(&numbers.tensor)?)?;
         }
+        // SAFETY: as above.
+        unsafe { self.expect_prefix(p, cache, device)? };
         let Some(table) = self.pages else {
             return Ok(());
         };

@@ -2,10 +2,12 @@
 
 use super::custom::RawCustom;
 use super::mask::MaskElement;
-use super::{RawSequences, Sequences};
+use super::{RawPrefix, RawSequences, Sequences};
 use crate::error::{Error, Result};
 use crate::forward::Problem;
 use crate::tensor::{Dtype, RawTensor, expect_shape};
+use kernels::abi::ForwardParams;
+use std::mem::offset_of;
 
 /// Tensors of options by address, for [`RawForward`](crate::RawForward) and [`RawBackward`](crate::RawBackward);
 /// `None` where an option is off.
@@ -42,6 +44,31 @@ pub struct RawOptions {
     pub split_keys: u32,
     /// A [score or mask of another crate](crate::Attention::custom).
     pub custom: Option<RawCustom>,
+    /// A shared [prefix](crate::Attention::prefix).
+    pub prefix: Option<RawPrefix>,
+    /// Of the call as a part of another one, what lies in the workspace.
+    pub(crate) part: Part,
+}
+
+/// What a call finds in the workspace, by offsets in place of addresses, where it is a part of another one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub(crate) struct Part {
+    /// Whether o and lse do, at multiples of 16 bytes, with rows of whole pieces.
+    pub outputs: bool,
+    /// Whether q does, likewise.
+    pub q: bool,
+}
+
+impl Part {
+    /// The places of what lies in the workspace in a kernel's parameters.
+    pub fn places(self) -> impl Iterator<Item = usize> {
+        let outputs = [
+            offset_of!(ForwardParams, o.address),
+            offset_of!(ForwardParams, lse),
+        ];
+        let outputs = outputs.into_iter().filter(move |_| self.outputs);
+        outputs.chain(self.q.then_some(offset_of!(ForwardParams, q.address)))
+    }
 }
 
 /// An additive bias by address.
@@ -114,7 +141,8 @@ impl RawOptions {
             tensor.expect_rows("mask", axis)?;
         }
         self.expect_spreadable(p)?;
-        self.custom.map_or(Ok(()), |custom| custom.validate())
+        self.custom.map_or(Ok(()), |custom| custom.validate())?;
+        self.validate_prefix(p)
     }
 
     /// Checks that a batch invariant call of packed sequences has no option that counts keys from the first of all: their keys are
@@ -172,6 +200,8 @@ impl RawOptions {
                 keys => keys,
             },
             custom: self.custom.or(others.custom),
+            prefix: self.prefix.or(others.prefix),
+            part: self.part,
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use super::custom::BorrowedCustom;
 use super::raw::{PAIRS, PAIRS_OF_BITS, full, full_of, score_shape};
-use super::{RawBias, RawMask, RawOptions, Sequences};
+use super::{BorrowedPrefix, Part, RawBias, RawMask, RawOptions, Sequences};
 use crate::device::Device;
 use crate::error::Result;
 use crate::forward::Problem;
@@ -32,6 +32,7 @@ pub(crate) struct TensorOptions<'a> {
     pub batch_invariant: bool,
     pub split_keys: u32,
     pub custom: Option<BorrowedCustom<'a>>,
+    pub prefix: Option<BorrowedPrefix<'a>>,
 }
 
 /// A borrowed tensor of any elements.
@@ -113,7 +114,12 @@ impl TensorOptions<'_> {
         let given = tensors.into_iter().chain(sequences);
         let given = given.filter_map(|(argument, found)| Some((argument, found?.clone())));
         let custom = self.custom.iter().flat_map(BorrowedCustom::devices);
-        expect_device(device, given.chain(custom.map(|found| ("custom", found))))
+        expect_device(device, given.chain(custom.map(|found| ("custom", found))))?;
+        let prefix = self.prefix.iter().flat_map(BorrowedPrefix::devices);
+        expect_device(
+            device,
+            prefix.map(|(argument, found)| (argument, found.clone())),
+        )
     }
 
     /// The tensors at their addresses, in full shape.
@@ -162,6 +168,8 @@ impl TensorOptions<'_> {
             batch_invariant: self.batch_invariant,
             split_keys: self.split_keys,
             custom: self.custom.as_ref().map(BorrowedCustom::raw).transpose()?,
+            prefix: self.prefix.as_ref().map(BorrowedPrefix::raw),
+            part: Part::default(),
         })
     }
 }

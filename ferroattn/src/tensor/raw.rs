@@ -1,7 +1,9 @@
 //! Tensors by address, for the raw entries.
 
 use super::{Layout, Storage, StorageMut, TensorBase};
+use crate::device::Device;
 use crate::error::{Error, Result};
+use bytemuck::Pod;
 use kernels::abi::TensorRef;
 
 /// A tensor in memory of any owner, for [`Attention::forward_raw`](crate::Attention::forward_raw) and
@@ -105,6 +107,28 @@ impl From<RawTensor> for TensorRef {
             head_stride,
             row_stride,
         }
+    }
+}
+
+impl RawTensor<1> {
+    /// All elements, side by side in the device's memory.
+    ///
+    /// # Safety
+    /// They are, in live memory, aligned to their type, and nothing writes them.
+    pub(crate) unsafe fn load<T: Pod>(&self, device: &Device) -> Result<Vec<T>> {
+        let mut numbers = vec![T::zeroed(); self.shape[0]];
+        let bytes = bytemuck::cast_slice_mut(&mut numbers);
+        match device.gpu() {
+            _ if bytes.is_empty() => {}
+            // SAFETY: the caller's word.
+            Some(gpu) => unsafe { gpu.driver().download(self.address, bytes)? },
+            None => {
+                let from = std::ptr::with_exposed_provenance::<u8>(self.address as usize);
+                // SAFETY: the caller's word; the vector is not the tensor's memory.
+                unsafe { from.copy_to_nonoverlapping(bytes.as_mut_ptr(), bytes.len()) };
+            }
+        }
+        Ok(numbers)
     }
 }
 

@@ -5,7 +5,7 @@
 #![feature(abi_ptx, asm_experimental_arch)]
 
 use kernels::abi::{
-    AppendParams, BackwardParams, BlockMapParams, BulkCopyParams, ForwardParams, GemmParams,
+    AppendParams, BackwardParams, BlockMapParams, BulkCopyParams, CsrParams, ForwardParams, GemmParams,
     HopperGemmParams, MergeBackwardParams, MergeParams, PackParams, PrepareParams, RangesParams,
     Sm90BackwardParams, Sm90Params, SpreadParams,
 };

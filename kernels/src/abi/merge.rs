@@ -9,8 +9,12 @@ use super::{Divisor, TensorRef};
 pub struct PartRef {
     /// o, `[batch, heads, seqlen, dim]`.
     pub o: TensorRef,
-    /// Device address of lse, `f32[batch, heads, seqlen]`, contiguous.
+    /// Device address of lse, `f32[batch, heads, seqlen]`, with stride 1 in the last axis.
     pub lse: u64,
+    /// Numbers from a batch entry's lse to the next one's.
+    pub lse_batch: i64,
+    /// Numbers from a head's lse to the next one's.
+    pub lse_head: i64,
 }
 
 /// Two results, and where the rows of all tensors are found.

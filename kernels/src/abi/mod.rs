@@ -7,6 +7,7 @@
 //! | `backward` | arguments of the kernels of a backward pass |
 //! | `gemm` | arguments of a matrix product |
 //! | `append` | arguments of the kernel that appends keys and values to a cache |
+//! | `csr` | arguments of the kernel that makes a table of pages of the CSR form |
 //! | `pack` | arguments of a copy to aligned rows |
 //! | `merge` | arguments of the kernels that merge results of attention |
 //! | `sm90` | arguments of the attention kernels for Hopper |
@@ -24,6 +25,7 @@ mod append;
 mod backward;
 mod block_map;
 mod bulk_copy;
+mod csr;
 mod divide;
 mod event;
 mod forward;
@@ -43,6 +45,7 @@ pub use append::{AppendParams, RowsRef};
 pub use backward::{BackwardParams, FAR_LSE, PrepareParams, ROW_PADDING};
 pub use block_map::{BlockMapParams, BlockMapRef, Coverage};
 pub use bulk_copy::{BULK_BYTES, BulkCopyParams};
+pub use csr::CsrParams;
 pub use divide::Divisor;
 pub use event::Event;
 pub use forward::{ForwardParams, MAX_SEQLEN};

@@ -15,6 +15,8 @@ pub enum Auxiliary {
     MergeBackward(Dtype),
     /// New keys and values of this type, copied to a cache.
     Append(Dtype),
+    /// Pages in the CSR form, copied to a table.
+    Csr,
     /// Copies of inputs whose rows are not [aligned](crate::abi::TensorRef::is_aligned).
     Pack,
     /// Outputs whose rows are no whole pieces of 16 bytes, from copies.
@@ -36,6 +38,8 @@ impl Auxiliary {
     pub const WARPS: u32 = 4;
     /// Rows that a block merges, a quarter of a warp each.
     pub const MERGED_ROWS: u32 = 8 * Self::WARPS;
+    /// Page numbers of the CSR form that a warp copies.
+    pub const CSR_PAGES: u32 = 128;
     /// Warps of a block that looks for the blocks of keys that a mask shows.
     pub const BLOCKS_WARPS: u32 = 16;
     /// Rows of a head that a block packs or unpacks.
@@ -66,6 +70,7 @@ impl Auxiliary {
                 ("merge_backward", "MergeBackwardParams", "attention::auxiliary::merge", generic! { merge_backward: W = w })
             }
             Auxiliary::Append(_) => ("append", "AppendParams", "attention::auxiliary::append", generic! { append: W = w }),
+            Auxiliary::Csr => ("csr", "CsrParams", "attention::auxiliary::csr", generic! { csr: W = w, PAGES = Self::CSR_PAGES }),
             Auxiliary::Pack => ("pack", "PackParams", "attention::auxiliary::pack", generic! { pack: W = w, BR = Self::PACK_ROWS }),
             Auxiliary::Unpack => {
                 ("unpack", "PackParams", "attention::auxiliary::pack", generic! { unpack: W = w, BR = Self::PACK_ROWS })
@@ -84,11 +89,11 @@ impl Auxiliary {
 /// All kernels but the bulk copy.
 pub(super) fn all() -> impl Iterator<Item = Auxiliary> {
     use Auxiliary::{
-        Append, Blocks, Combine, Gather, Merge, MergeBackward, Pack, Ranges, Spread, Unpack,
+        Append, Blocks, Combine, Csr, Gather, Merge, MergeBackward, Pack, Ranges, Spread, Unpack,
     };
     let of_types = [Combine, Merge, MergeBackward, Append].into_iter();
     let of_types = of_types.flat_map(|of: fn(Dtype) -> Auxiliary| Dtype::ALL.map(of));
-    of_types.chain([Pack, Unpack, Spread, Gather, Ranges, Blocks])
+    of_types.chain([Csr, Pack, Unpack, Spread, Gather, Ranges, Blocks])
 }
 
 impl Spec for Auxiliary {

@@ -6,10 +6,10 @@ use super::mask::HeadMask;
 use super::sequences::HeadSequences;
 use crate::attention::Attention;
 use crate::device::Device;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::forward::Problem;
 use crate::options::pages::{expect_pages, keys_of_entry};
-use crate::options::{RawOptions, Sequences};
+use crate::options::{PREFIX, RawOptions, Sequences};
 use crate::tensor::{Element, RawTensor};
 use ndarray::{Array2, ArrayView2, ArrayView4, CowArray, Ix2, s};
 use std::borrow::Cow;
@@ -66,6 +66,9 @@ impl<'a> Attention<'a> {
         self.tensors.expect_device(&Device::cpu())?;
         let raw = self.tensors.raw(problem)?;
         raw.validate(problem)?;
+        if raw.prefix.is_some() {
+            return Err(Error::Excluded(PREFIX, "host_options"));
+        }
         // SAFETY: the call borrows the tensors for `'a`, and they are in host memory.
         unsafe { raw.host(problem, ANY_CACHE) }
     }

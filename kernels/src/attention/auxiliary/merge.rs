@@ -25,8 +25,6 @@ struct Row {
     batch: u32,
     head: u32,
     query: u32,
-    /// Its number among all rows.
-    index: u32,
 }
 
 impl Row {
@@ -36,12 +34,7 @@ impl Row {
         let index = special::block() * (32 / LANES * W) + thread / LANES;
         let (head_index, query) = parts.seqlen.divide(index);
         let (batch, head) = parts.heads.divide(head_index);
-        let row = Row {
-            batch,
-            head,
-            query,
-            index,
-        };
+        let row = Row { batch, head, query };
         (index < parts.rows).then_some(row)
     }
 
@@ -58,7 +51,10 @@ impl Row {
     /// Address of the row's lse.
     #[inline(always)]
     fn lse(&self, part: &PartRef) -> u64 {
-        part.lse + 4 * u64::from(self.index)
+        let offset = i64::from(self.batch) * part.lse_batch
+            + i64::from(self.head) * part.lse_head
+            + i64::from(self.query);
+        part.lse.wrapping_add_signed(4 * offset)
     }
 }
 

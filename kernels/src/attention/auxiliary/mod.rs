@@ -3,6 +3,7 @@
 //! | module | what it holds |
 //! |---|---|
 //! | [`append`] | new keys and values, copied to a cache |
+//! | [`csr`] | pages of the CSR form, copied to a table |
 //! | [`pack`] | copies of tensors whose rows are not aligned |
 //! | [`spread`] | packed sequences, copied to where each begins at a multiple of a step |
 //! | [`find_ranges`] | tables of the keys that each query sees, of sequences |
@@ -12,6 +13,7 @@
 
 pub mod append;
 pub mod combine;
+pub mod csr;
 pub mod find_blocks;
 pub mod find_ranges;
 pub mod merge;

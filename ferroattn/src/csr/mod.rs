@@ -1,0 +1,13 @@
+//! Pages in the CSR form, as a table of pages and lengths.
+
+mod call;
+#[cfg(feature = "cpu")]
+mod cpu;
+mod numbers;
+mod raw;
+
+#[cfg(not(feature = "cpu"))]
+use crate::no_cpu as cpu;
+
+pub use call::CsrPages;
+pub use raw::{RawCsrPages, csr_pages_plan, csr_pages_raw};
