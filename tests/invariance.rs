@@ -1,6 +1,7 @@
 //! Results that are the same bits beside any neighbours, and however a sequence is cut into chunks of queries.
 
 use ferroattn::{Attention, Device, Element, Result, Tensor, bf16, f16};
+use libtest_mimic::Failed;
 use ndarray::{Array4, ArrayView4, Axis, concatenate, s};
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
@@ -85,6 +86,28 @@ const SETTINGS: &[Setting] = &[
     },
 ];
 
+/// A run for the mutants of a kernel.
+type Run = Box<dyn Fn(&Device) -> Result<(), Failed>>;
+
+/// Chunks by a kernel of bf16, for its mutants.
+pub fn runs_of_chunks(kernel: &'static str) -> Vec<Run> {
+    vec![Box::new(move |device| {
+        let call = Call::new(device, &PLAIN)?;
+        let call = Call {
+            kernel: Some(kernel),
+            ..call
+        };
+        chunks_of::<bf16>(call).map(drop)
+    })]
+}
+
+/// Packed sequences, for the mutants of kernels that spread and gather them.
+pub fn runs_of_packed() -> Vec<Run> {
+    vec![Box::new(|device| {
+        packed_gradients(device, &PLAIN).map(drop)
+    })]
+}
+
 /// The tokens of a sequence.
 struct Tokens<T> {
     /// `[1, heads, TOKENS, dim]`.
@@ -129,6 +152,8 @@ struct Call<'a> {
     device: &'a Device,
     setting: &'a Setting,
     sinks: Tensor<f32, 1>,
+    /// The kernel, if not the best one.
+    kernel: Option<&'static str>,
 }
 
 /// o and lse as bits, in the order of heads, queries and columns.
@@ -143,6 +168,7 @@ impl<'a> Call<'a> {
             device,
             setting,
             sinks: Tensor::new(device, [sinks.len()], &sinks)?,
+            kernel: None,
         })
     }
 
@@ -155,6 +181,9 @@ impl<'a> Call<'a> {
         } = *self.setting;
         let attention = Attention::new().causal(true).batch_invariant(true);
         let attention = attention.split_keys(split_keys).window(window, None);
+        let attention = self
+            .kernel
+            .map_or(attention.clone(), |kernel| attention.kernel(kernel));
         let attention = softcap.map_or(attention.clone(), |softcap| attention.softcap(softcap));
         match self.setting.sinks {
             true => attention.sinks(&self.sinks),
@@ -260,12 +289,12 @@ fn padded<T: Element>(entries: &[ArrayView4<T>]) -> Array4<T> {
 
 /// Chunks of a prompt, each with the keys up to its last query, have the bits of the whole prompt.
 fn chunks(device: &Device, setting: &Setting) -> Outcome {
-    chunks_of::<f16>(device, setting)?;
-    chunks_of::<bf16>(device, setting)
+    chunks_of::<f16>(Call::new(device, setting)?)?;
+    chunks_of::<bf16>(Call::new(device, setting)?)
 }
 
-fn chunks_of<T: Element>(device: &Device, setting: &Setting) -> Outcome {
-    let (call, tokens) = (Call::new(device, setting)?, Tokens::<T>::new(setting, 1));
+fn chunks_of<T: Element>(call: Call) -> Outcome {
+    let (setting, tokens) = (call.setting, Tokens::<T>::new(call.setting, 1));
     let whole = call.whole(&tokens)?;
     for cut in CUTS.windows(2) {
         let queries = cut[0]..cut[1];

@@ -13,6 +13,7 @@ mod far;
 mod forward;
 mod gemm;
 mod hopper;
+mod invariance;
 mod latent;
 mod merge;
 mod options;
@@ -76,6 +77,7 @@ pub fn tests() -> Vec<Test> {
         packed::MUTANTS,
         pages::MUTANTS,
         latent::MUTANTS,
+        invariance::MUTANTS,
         #[cfg(feature = "ladder")]
         rungs::MUTANTS,
     ];
@@ -135,7 +137,10 @@ impl Subject {
         let (runs, switches) = match (options::runs(kernel), far::runs(name)) {
             (Some(runs), _) => (Some(runs), options::switches(name)),
             (None, Some((runs, switches))) => (Some(runs), switches),
-            (None, None) => match pages::runs(name).or(latent::runs(name)) {
+            (None, None) => match pages::runs(name)
+                .or(latent::runs(name))
+                .or(invariance::runs(kernel.name))
+            {
                 Some((runs, switches)) => (Some(runs), switches),
                 None => (None, Switches::NONE),
             },
