@@ -305,6 +305,7 @@ pub mod tests {
         uneven: false,
         page: None,
         values_in_keys: false,
+        invariant: None,
         pass: Pass::Forward,
     };
 
