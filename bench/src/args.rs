@@ -56,6 +56,17 @@ pub struct Run {
     /// Splits of the keys; 0 for as many as fill the GPU
     #[arg(long, value_name = "COUNT", default_value_t = 0)]
     pub splits: u32,
+    /// Batch invariant calls, too, in turns with the others; their names end in :batch-invariant
+    #[arg(long)]
+    pub batch_invariant: bool,
+    /// Keys of a split of batch invariant calls, but those of packed sequences; 0 for no splits
+    #[arg(
+        long,
+        value_name = "KEYS",
+        default_value_t = 0,
+        requires = "batch_invariant"
+    )]
+    pub split_keys: u32,
     /// Other implementations to time, in turns with the kernels
     #[arg(long)]
     pub peers: Option<PeerName>,
@@ -191,6 +202,15 @@ mod tests {
         assert_eq!(run("bench --grid full").grid, Some(Grid::Full));
         assert!(parse("bench --grid full --dim 64").is_err());
         assert!(parse("bench --iters 0").is_err());
+    }
+
+    #[test]
+    fn splits_of_so_many_keys_are_of_batch_invariant_calls() {
+        let run = |line| parse(line).map(|args| args.run.split_keys).ok();
+        let line = "bench --grid serving --batch-invariant --split-keys 2048";
+        assert_eq!(run(line), Some(2048));
+        assert_eq!(run("bench --grid serving --batch-invariant"), Some(0));
+        assert_eq!(run("bench --grid serving --split-keys 2048"), None);
     }
 
     #[test]

@@ -99,6 +99,8 @@ impl Choice {
     fn backward_kernels(&self, device: &Device, shape: &Shape) -> Result<Vec<String>> {
         let names = match self {
             Choice::Named(names) => names.clone(),
+            // Batch invariant gradients have one order.
+            Choice::Auto | Choice::All if shape.invariant.is_some() => vec!["auto".to_owned()],
             Choice::Auto | Choice::All => ["", ANY_ORDER].map(|end| format!("auto{end}")).into(),
             Choice::Ladder => bail!("the ladder has no backward pass"),
         };
@@ -117,9 +119,12 @@ impl Choice {
     }
 
     /// The call that runs the kernel `name`, one of [`kernels`](Self::kernels), on `splits` splits of the keys; 0
-    /// means the default.
+    /// means the default, which batch invariant calls have.
     pub fn attention(&self, name: &str, shape: &Shape, splits: u32) -> Attention<'static> {
-        let attention = shape.attention().splits(splits);
+        let attention = match shape.invariant {
+            None => shape.attention().splits(splits),
+            Some(_) => shape.attention(),
+        };
         if shape.pass == Pass::Backward {
             let kernel = name.strip_suffix(ANY_ORDER);
             let attention = attention.deterministic(kernel.is_none());
@@ -354,24 +359,28 @@ impl<T: Element> Calls<T> {
             Pass::Forward => Bench::new(device, shape, plan.seed)?,
             Pass::Backward => Bench::backward(device, shape, plan.seed)?,
         };
+        let invariant = plan.invariant.map(|keys| shape.invariant(keys));
         let mut calls = Vec::new();
-        for name in plan.kernel.kernels(device, shape)? {
-            let attention = plan.kernel.attention(&name, shape, plan.splits);
-            let (checked, splits) = match shape.pass {
-                Pass::Forward => {
-                    let args = shape.planned(&problem);
-                    let splits = attention.plan(device.facts(), T::DTYPE, &args)?.splits;
-                    let ladder = name.parse::<Ladder>();
-                    let acc = ladder.map(|ladder| ladder.sums_in()).unwrap_or_default();
-                    (bench.check(&attention, acc), Some(splits))
-                }
-                Pass::Backward => {
-                    let checked = Gradients::<T>::check(device, shape, &attention, plan.seed);
-                    (checked, None)
-                }
-            };
-            checked.with_context(|| name.clone())?;
-            calls.push((name, attention, splits));
+        for shape in [*shape].iter().chain(&invariant) {
+            for name in plan.kernel.kernels(device, shape)? {
+                let attention = plan.kernel.attention(&name, shape, plan.splits);
+                let (checked, splits) = match shape.pass {
+                    Pass::Forward => {
+                        let args = shape.planned(&problem);
+                        let splits = attention.plan(device.facts(), T::DTYPE, &args)?.splits;
+                        let ladder = name.parse::<Ladder>();
+                        let acc = ladder.map(|ladder| ladder.sums_in()).unwrap_or_default();
+                        (bench.check(&attention, acc), Some(splits))
+                    }
+                    Pass::Backward => {
+                        let checked = Gradients::<T>::check(device, shape, &attention, plan.seed);
+                        (checked, None)
+                    }
+                };
+                let name = name + &shape.end_of_names();
+                checked.with_context(|| name.clone())?;
+                calls.push((name, attention, splits));
+            }
         }
         Ok(Calls { bench, calls })
     }
@@ -419,6 +428,7 @@ mod tests {
         page: None,
         prefix: None,
         values_in_keys: false,
+        invariant: None,
         pass: Pass::Forward,
     };
 

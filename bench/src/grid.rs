@@ -331,6 +331,7 @@ pub fn shape(
         page: None,
         prefix: None,
         values_in_keys: false,
+        invariant: None,
         pass: Pass::Forward,
     }
 }
@@ -361,17 +362,19 @@ mod tests {
         for (i, shape) in shapes.iter().enumerate() {
             assert!(!shapes[..i].contains(shape), "{shape} comes twice");
             let problem = shape.problem().expect("allowed");
-            let args = shape.planned(&problem);
             let h100 = Facts::emulated(Class::Sm90);
-            let plan = shape
-                .attention()
-                .plan(Some(&h100), shape.dtype.into(), &args);
-            let kernel = plan.expect("a kernel").kernel;
-            assert_eq!(
-                kernel.starts_with("latent"),
-                shape.values_in_keys,
-                "{shape}"
-            );
+            for shape in [*shape, shape.invariant(2048)] {
+                let args = shape.planned(&problem);
+                let plan = shape
+                    .attention()
+                    .plan(Some(&h100), shape.dtype.into(), &args);
+                let kernel = plan.expect("a kernel").kernel;
+                assert_eq!(
+                    kernel.starts_with("latent"),
+                    shape.values_in_keys && shape.invariant.is_none(),
+                    "{shape}: {kernel}"
+                );
+            }
         }
         let pages = |shape: &&Shape| shape.page.is_some();
         assert_eq!(

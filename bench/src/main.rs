@@ -106,6 +106,7 @@ fn bench<S: Subject>(
     let plan = Plan {
         kernel: Choice::from(args.kernel.as_str()),
         splits: args.splits,
+        invariant: args.batch_invariant.then_some(args.split_keys),
         iters: args.iters,
         warmup: args.warmup,
         seed: args.seed,

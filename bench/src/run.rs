@@ -25,6 +25,8 @@ pub struct Plan {
     pub kernel: Choice,
     /// Splits of the keys; 0 for the default.
     pub splits: u32,
+    /// Keys of a split of batch invariant calls, 0 for no splits; none if there are no such calls.
+    pub invariant: Option<u32>,
     /// Timed launches of each contender.
     pub iters: usize,
     /// Untimed launches of each contender, before the timed ones.
@@ -181,6 +183,7 @@ mod tests {
         let plan = Plan {
             kernel: Choice::All,
             splits: 0,
+            invariant: None,
             iters: 20,
             warmup: 5,
             seed: 0,
@@ -230,6 +233,7 @@ mod tests {
         let plan = Plan {
             kernel: Choice::Auto,
             splits: 0,
+            invariant: None,
             iters: 4,
             warmup: 0,
             seed: 0,
@@ -256,6 +260,43 @@ mod tests {
     }
 
     #[test]
+    fn batch_invariant_calls_stand_beside_the_others() {
+        let mut shapes = Grid::Quick.shapes().expect("shapes");
+        shapes.truncate(2);
+        for shape in &mut shapes {
+            (shape.batch, shape.heads, shape.seqlen) = (1, 2, 24);
+        }
+        (shapes[1].pass, shapes[1].sequences) = (Pass::Backward, NonZeroUsize::new(3));
+        let plan = Plan {
+            kernel: Choice::Auto,
+            splits: 0,
+            invariant: Some(64),
+            iters: 4,
+            warmup: 0,
+            seed: 0,
+        };
+        let empty = Results {
+            measurements: Vec::new(),
+            ..results(&Grid::Quick, |_| 1.0)
+        };
+        let device = Device::cpu();
+        let results = run(&device, None, &shapes, &plan, empty, |_| Ok(())).expect("measured");
+        let names = results.measurements.iter().map(|measurement| {
+            assert!(
+                measurement
+                    .kernels
+                    .iter()
+                    .all(|timing| timing.speed.is_some())
+            );
+            let names = measurement.kernels.iter().map(|timing| &*timing.name);
+            names.collect::<Vec<_>>()
+        });
+        let forward = vec!["cpu", "cpu:batch-invariant:split-keys=64"];
+        let backward = vec!["cpu", "cpu:any-order", "cpu:batch-invariant"];
+        assert_eq!(names.collect::<Vec<_>>(), [forward, backward]);
+    }
+
+    #[test]
     fn kernels_and_peers_are_measured_side_by_side() {
         let mut shapes = Grid::Quick.shapes().expect("shapes");
         for shape in &mut shapes {
@@ -264,6 +305,7 @@ mod tests {
         let plan = Plan {
             kernel: Choice::Auto,
             splits: 0,
+            invariant: None,
             iters: 8,
             warmup: 2,
             seed: 0,

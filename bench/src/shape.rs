@@ -94,6 +94,10 @@ pub struct Shape {
     #[arg(long)]
     #[serde(default, skip_serializing_if = "is_off")]
     pub values_in_keys: bool,
+    /// Keys of a split of a batch invariant call, 0 for no splits; none of other calls
+    #[arg(skip)]
+    #[serde(skip)]
+    pub invariant: Option<u32>,
     /// Attention, or its gradient
     #[arg(long, default_value = "forward")]
     #[serde(default, skip_serializing_if = "Pass::is_forward")]
@@ -263,7 +267,11 @@ impl Shape {
     /// The call by the best kernel, without tensors of options.
     pub fn attention(&self) -> Attention<'static> {
         let Window { left, right } = self.window.unwrap_or_default();
-        let attention = Attention::new().causal(self.causal).window(left, right);
+        let attention = Attention::new()
+            .causal(self.causal)
+            .window(left, right)
+            .batch_invariant(self.invariant.is_some())
+            .split_keys(self.invariant.unwrap_or(0));
         match self.softcap {
             Some(softcap) => attention.softcap(softcap),
             None => attention,
@@ -312,6 +320,8 @@ impl Shape {
             k: shared(self.dim),
             v: shared(self.dim_v()),
         });
+        planned.batch_invariant = self.invariant.is_some();
+        planned.split_keys = self.invariant.unwrap_or(0);
         planned
     }
 
@@ -407,7 +417,30 @@ impl Shape {
         let of_pairs = self.window.is_some() || self.block_mask.is_some();
         let of_keys = self.sequences.is_some() || self.uneven || self.page.is_some();
         let of_keys = of_keys || self.prefix.is_some();
-        of_scores || of_pairs || of_keys || self.values_in_keys || self.dim_v() != self.dim
+        let of_values = self.values_in_keys || self.dim_v() != self.dim;
+        of_scores || of_pairs || of_keys || of_values || self.invariant.is_some()
+    }
+
+    /// The batch invariant call with splits of so many keys, which packed sequences do not have.
+    pub fn invariant(&self, split_keys: u32) -> Self {
+        let split_keys = if self.sequences.is_none() {
+            split_keys
+        } else {
+            0
+        };
+        Shape {
+            invariant: Some(split_keys),
+            ..*self
+        }
+    }
+
+    /// What names of its kernels end in.
+    pub fn end_of_names(&self) -> String {
+        match self.invariant {
+            None => String::new(),
+            Some(0) => ":batch-invariant".to_owned(),
+            Some(keys) => format!(":batch-invariant:split-keys={keys}"),
+        }
     }
 
     /// The names of the mask and of the options.

@@ -16,6 +16,7 @@ const TESTED: &[(&str, &[&str])] = &[
             "Attention::plan",
             "Attention::backward_plan",
             "Attention::splits",
+            "Attention::split_keys",
             "RawForward::row_major",
             "RawBackward::row_major",
             "RawBackward::new",

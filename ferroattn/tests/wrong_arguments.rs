@@ -214,11 +214,16 @@ proptest! {
 
     #[test]
     fn plans(
-        p in problem(), facts in facts(), dtype in dtype(), splits in number(), bits in any::<bool>(),
-        changes in proptest::array::uniform9(Change::any()), there in proptest::array::uniform4(proptest::bool::weighted(0.3)),
+        p in problem(), facts in facts(), dtype in dtype(), splits in number(), of_keys in proptest::bool::weighted(0.2),
+        invariant in proptest::bool::weighted(0.2), bits in any::<bool>(), changes in proptest::array::uniform9(Change::any()),
+        there in proptest::array::uniform4(proptest::bool::weighted(0.3)),
         of_options in proptest::array::uniform4(Change::any()), any_order in any::<bool>(),
     ) {
-        let attention = call(&p, splits).deterministic(!any_order);
+        let attention = match of_keys {
+            false => call(&p, splits),
+            true => call(&p, 0).split_keys(splits),
+        };
+        let attention = attention.batch_invariant(invariant).deterministic(!any_order);
         let options = options(&p, there, bits, of_options);
         let [q, k, v, o, d_o, dq, dk, dv, rows] = changes;
         let (forward, backward) = (RawForward::row_major(&p), RawBackward::row_major(&p));

@@ -158,7 +158,7 @@ pub struct Run {
 impl Args {
     /// The call, without tensors of options.
     pub fn call(&self) -> Attention<'static> {
-        let call = self.modifiers.limit(Attention::new().causal(self.causal));
+        let call = self.modifiers.set(Attention::new().causal(self.causal));
         match self.scale {
             Some(scale) => call.scale(scale),
             None => call,

@@ -93,6 +93,10 @@ impl Task<'_> {
             "--splits is for the forward pass; type --pass both"
         );
         ensure!(
+            *pass == Pass::Both || self.args.modifiers.split_keys.is_none(),
+            "--split-keys is for the forward pass; type --pass both"
+        );
+        ensure!(
             self.args.modifiers.append.is_none(),
             "--append is for the forward pass alone"
         );

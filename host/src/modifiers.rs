@@ -56,6 +56,12 @@ pub struct Modifiers {
     /// Append the last ROWS keys and values of each entry of the batch before each call; times include it
     #[arg(long, value_name = "ROWS", value_parser = whole(1..=MAX_SEQLEN as usize))]
     pub append: Option<usize>,
+    /// Results of a query have the same bits beside any neighbours in the batch, and in any chunk of its sequence
+    #[arg(long)]
+    pub batch_invariant: bool,
+    /// Keys of a split, in place of --splits, rounded up to a step of the kernel; the CPU does not split
+    #[arg(long, value_name = "KEYS", value_parser = whole(1..=MAX_SEQLEN))]
+    pub split_keys: Option<u32>,
 }
 
 impl Modifiers {
@@ -72,13 +78,18 @@ impl Modifiers {
             ("--lengths", self.lengths.is_some()),
             ("--page", self.page.is_some()),
             ("--append", self.append.is_some()),
+            ("--batch-invariant", self.batch_invariant),
+            ("--split-keys", self.split_keys.is_some()),
         ];
         let on = options.into_iter().find(|(_, is_on)| *is_on);
         on.map(|(name, _)| name)
     }
 
-    /// The call with window and softcap.
-    pub fn limit<'a>(&self, mut call: Attention<'a>) -> Attention<'a> {
+    /// The call with the options that are no tensors.
+    pub fn set<'a>(&self, call: Attention<'a>) -> Attention<'a> {
+        let mut call = call
+            .batch_invariant(self.batch_invariant)
+            .split_keys(self.split_keys.unwrap_or(0));
         if let Some(Window { left, right }) = self.window {
             call = call.window(left, right);
         }
@@ -164,6 +175,8 @@ impl Modifiers {
         planned.sequences = sequences.map(|sequences| sequences.map(numbers));
         let (_, table) = self.cache_shapes(problem);
         planned.pages = table.map(RawTensor::row_major);
+        planned.batch_invariant = self.batch_invariant;
+        planned.split_keys = self.split_keys.unwrap_or(0);
         planned
     }
 

@@ -52,6 +52,10 @@ struct AttentionCall {
     page: Option<usize>,
     /// Keys that the call appends to each entry of the batch.
     append: Option<usize>,
+    /// Whether it is batch invariant.
+    batch_invariant: bool,
+    /// Keys of a split.
+    split_keys: Option<u32>,
 }
 
 impl fmt::Display for AttentionCall {
@@ -106,8 +110,14 @@ impl fmt::Display for AttentionCall {
         if let Some(page) = self.page {
             write!(f, ", pages of {page}")?;
         }
-        match self.append {
-            Some(rows) => write!(f, ", {rows} appended"),
+        if let Some(rows) = self.append {
+            write!(f, ", {rows} appended")?;
+        }
+        if self.batch_invariant {
+            write!(f, ", batch invariant")?;
+        }
+        match self.split_keys {
+            Some(keys) => write!(f, ", splits of {keys} keys"),
             None => Ok(()),
         }
     }
@@ -407,6 +417,8 @@ impl Task<'_> {
             sequences: self.args.modifiers.sequences(&self.problem),
             page: self.args.modifiers.page,
             append: self.args.modifiers.append,
+            batch_invariant: self.args.modifiers.batch_invariant,
+            split_keys: self.args.modifiers.split_keys,
         }
     }
 }

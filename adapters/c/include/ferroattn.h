@@ -9,7 +9,7 @@
 #include <stdint.h>
 
 // Version of the interface that the header describes: a higher number has more functions, more fields or more values.
-#define FERROATTN_VERSION 2
+#define FERROATTN_VERSION 3
 
 // How a call ended. Of all but `FERROATTN_STATUS_OK`, `ferroattn_last_error` has the reason.
 enum FerroattnStatus
@@ -219,6 +219,11 @@ typedef struct FerroattnOptions {
   // `[pages, kv_heads, page, dim]`, and key `j` is row `j % page` of page `table[batch, j / page]`. A page has a power of 2 of keys,
   // and seqlen_kv is `most * page`. Such a call has no gradients. Since version 2.
   const struct FerroattnTensor *pages;
+  // Whether results of a query have the same bits beside any neighbours in the batch, and however its sequence is cut into chunks.
+  // Since version 3.
+  uint32_t batch_invariant;
+  // Keys of a split, in place of `splits`; 0 for none. Since version 3.
+  uint32_t split_keys;
 } FerroattnOptions;
 
 // Tensors of a backward pass, and the options that its forward pass had.

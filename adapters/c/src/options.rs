@@ -83,12 +83,21 @@ pub struct FerroattnOptions {
     /// `[pages, kv_heads, page, dim]`, and key `j` is row `j % page` of page `table[batch, j / page]`. A page has a power of 2 of keys,
     /// and seqlen_kv is `most * page`. Such a call has no gradients. Since version 2.
     pub pages: *const FerroattnTensor,
+    /// Whether results of a query have the same bits beside any neighbours in the batch, and however its sequence is cut into chunks.
+    /// Since version 3.
+    pub batch_invariant: u32,
+    /// Keys of a split, in place of `splits`; 0 for none. Since version 3.
+    pub split_keys: u32,
 }
 
 // SAFETY: numbers and pointers, the size first.
 unsafe impl Parameters for FerroattnOptions {
     const NAME: &'static str = "FerroattnOptions";
-    const SIZES: &'static [usize] = &[offset_of!(Self, pages), size_of::<Self>()];
+    const SIZES: &'static [usize] = &[
+        offset_of!(Self, pages),
+        offset_of!(Self, batch_invariant),
+        size_of::<Self>(),
+    ];
 }
 
 impl Default for FerroattnOptions {
@@ -116,6 +125,8 @@ impl Default for FerroattnOptions {
             first_keys: null(),
             cache_entries: null(),
             pages: null(),
+            batch_invariant: 0,
+            split_keys: 0,
         }
     }
 }
@@ -188,6 +199,8 @@ impl FerroattnOptions {
         let bits = mask_has_bits(self.mask_type)?;
         let mut options = RawOptions::default();
         options.check_lengths = flag(self.check_lengths, "check_lengths")?;
+        options.batch_invariant = flag(self.batch_invariant, "batch_invariant")?;
+        options.split_keys = self.split_keys;
         // SAFETY: the caller's word.
         unsafe {
             options.alibi = optional(of, "alibi", self.alibi, 4)?;

@@ -215,6 +215,19 @@ impl Attention {
         self
     }
 
+    /// Whether results of a query have the same bits beside any neighbours in the batch, and in any chunk of its sequence; gradients
+    /// beside any neighbours. Default: false.
+    pub fn batch_invariant(mut self, invariant: bool) -> Self {
+        self.options = self.options.batch_invariant(invariant);
+        self
+    }
+
+    /// Keys of a split on a GPU, in place of as many splits as fill it. Default: 0, off.
+    pub fn split_keys(mut self, keys: u32) -> Self {
+        self.options = self.options.split_keys(keys);
+        self
+    }
+
     /// The output, `[batch, seqlen_q, heads, dim_v]` and row-major, or `[rows, heads, dim_v]` of packed sequences.
     ///
     /// Candle's graph has it with the gradients of q, k, v, bias and sinks. Those of the gradients themselves do not exist.

@@ -36,7 +36,9 @@ def attention(
     window: Window = _NO_WINDOW,
     softcap: float = 0.0,
     splits: int = 0,
+    split_keys: int = 0,
     deterministic: bool = True,
+    batch_invariant: bool = False,
     heads_first: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Computes `o = softmax(scale * q k^T + bias) v` and `lse`, the row log-sum-exp.
@@ -63,7 +65,10 @@ def attention(
         window: Keys before and after a query's own that it sees; -1 is no bound.
         softcap: The bound `c` of scores, which become `c * tanh(score / c)`; 0 is none.
         splits: Splits of the keys, 0 for as many as fill the GPU.
+        split_keys: Keys of a split, in place of splits, 0 for none; the CPU does not split.
         deterministic: Whether gradients are the same bits in every run; False may be faster.
+        batch_invariant: Whether results of a query have the same bits beside any neighbours in the batch, and in any chunk of
+            its sequence; gradients beside any neighbours.
         heads_first: Whether axes are `[batch, heads, seqlen, dim]`.
 
     Returns:
@@ -77,7 +82,7 @@ def attention(
     left, right = window
     return operators.call(
         q, k, v, bias, mask, sinks, alibi_slopes, seqlens_q, seqlens_k, first_keys, cache_entries,
-        pages, scale, causal, left, right, softcap, splits, deterministic, heads_first,
+        pages, scale, causal, left, right, softcap, splits, split_keys, deterministic, batch_invariant, heads_first,
     )  # fmt: skip
 
 
@@ -155,13 +160,14 @@ def output(
     window: Window = _NO_WINDOW,
     softcap: float = 0.0,
     deterministic: bool = True,
+    batch_invariant: bool = False,
     heads_first: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """`attention` whose lse has no gradient: a call takes less of the host's time."""
     left, right = window
     return operators.call_for_output(
         q, k, v, bias, mask, sinks, alibi_slopes, seqlens_q, seqlens_k, None, None, None,
-        scale, causal, left, right, softcap, 0, deterministic, heads_first,
+        scale, causal, left, right, softcap, 0, 0, deterministic, batch_invariant, heads_first,
     )  # fmt: skip
 
 
@@ -181,6 +187,7 @@ def flash_attn_func(
     bias: Tensor | None = None,
     mask: Tensor | None = None,
     sinks: Tensor | None = None,
+    batch_invariant: bool = False,
 ) -> Any:
     """Attention of sequences of one length.
 
@@ -196,7 +203,7 @@ def flash_attn_func(
         alibi_slopes: `float32[heads]` or `float32[batch, heads]`.
         deterministic: Whether gradients are the same bits in every run.
         return_attn_probs: Whether lse is returned, too.
-        bias, mask, sinks: See `attention`.
+        bias, mask, sinks, batch_invariant: See `attention`.
 
     Returns:
         o, `[batch, seqlen_q, heads, dim_v]`; with `return_attn_probs` also lse, `float32[batch, heads, seqlen_q]`, and None.
@@ -209,6 +216,7 @@ def flash_attn_func(
     result = output(
         q, k, v, scale=softmax_scale, causal=causal, window=_window(window_size), softcap=softcap,
         alibi_slopes=alibi_slopes, deterministic=deterministic, bias=bias, mask=mask, sinks=sinks,
+        batch_invariant=batch_invariant,
     )  # fmt: skip
     return (*result, None) if return_attn_probs else result[0]
 
@@ -232,6 +240,7 @@ def flash_attn_varlen_func(
     block_table: Tensor | None = None,
     *,
     sinks: Tensor | None = None,
+    batch_invariant: bool = False,
 ) -> Any:
     """Attention of packed sequences, each on its own.
 
@@ -245,7 +254,8 @@ def flash_attn_varlen_func(
         max_seqlen_k: Not needed.
         alibi_slopes: `float32[heads]` or `float32[sequences, heads]`.
         block_table: The pages of each sequence, `int32[sequences, most]`; see `attention`. Such a call has no gradient.
-        dropout_p, softmax_scale, causal, window_size, softcap, deterministic, return_attn_probs, sinks: See `flash_attn_func`.
+        dropout_p, softmax_scale, causal, window_size, softcap, deterministic, return_attn_probs, sinks, batch_invariant: See
+            `flash_attn_func`.
 
     Returns:
         o, `[total_q, heads, dim_v]`; with `return_attn_probs` also lse, `float32[heads, total_q]`, and None.
@@ -260,11 +270,13 @@ def flash_attn_varlen_func(
         o, lse = _of_pages(
             q, k, v, cu_seqlens_q, cu_seqlens_k.diff(), max_seqlen_q, block_table, scale=softmax_scale, causal=causal,
             window=_window(window_size), softcap=softcap, alibi_slopes=alibi_slopes, sinks=sinks,
+            batch_invariant=batch_invariant,
         )  # fmt: skip
         return (o, lse, None) if return_attn_probs else o
     result = output(
         q, k, v, seqlens_q=cu_seqlens_q, seqlens_k=cu_seqlens_k, scale=softmax_scale, causal=causal,
         window=_window(window_size), softcap=softcap, alibi_slopes=alibi_slopes, deterministic=deterministic, sinks=sinks,
+        batch_invariant=batch_invariant,
     )  # fmt: skip
     return (*result, None) if return_attn_probs else result[0]
 
@@ -373,6 +385,8 @@ def flash_attn_with_kvcache(
     return_softmax_lse: bool = False,
     *,
     sinks: Tensor | None = None,
+    split_keys: int = 0,
+    batch_invariant: bool = False,
 ) -> Any:
     """Attention of new queries to keys and values of a cache, to which new ones may be appended, without a gradient.
 
@@ -391,7 +405,8 @@ def flash_attn_with_kvcache(
         rotary_interleaved: Whether elements `2i` and `2i + 1` are rotated as a pair, not `i` and `i + rotary_dim / 2`.
         num_splits: Splits of the keys, 0 for as many as fill the GPU.
         return_softmax_lse: Whether lse is returned, too.
-        softmax_scale, causal, window_size, softcap, alibi_slopes, sinks: See `flash_attn_func`.
+        split_keys: Keys of a split, in place of num_splits, 0 for none.
+        softmax_scale, causal, window_size, softcap, alibi_slopes, sinks, batch_invariant: See `flash_attn_func`.
 
     Returns:
         o, `[batch, seqlen_q, heads, dim_v]`; with `return_softmax_lse` also lse, `float32[batch, heads, seqlen_q]`.
@@ -422,6 +437,7 @@ def flash_attn_with_kvcache(
             q, k_cache, v_cache, seqlens_q=seqlens_q, seqlens_k=cache_seqlens, cache_entries=cache_batch_idx,
             pages=block_table, first_keys=cache_leftpad, scale=softmax_scale, causal=causal, window=window, softcap=softcap,
             alibi_slopes=alibi_slopes, splits=num_splits, sinks=sinks,
+            split_keys=split_keys, batch_invariant=batch_invariant,
         )  # fmt: skip
     return output if return_softmax_lse else output[0]
 

@@ -66,6 +66,7 @@ def attention(
     causal: bool = False,
     window: Window = _NO_WINDOW,
     softcap: float = 0.0,
+    batch_invariant: bool = False,
     heads_first: bool = False,
 ) -> tuple[Any, Any]:
     """Computes `o = softmax(scale * q k^T + bias) v` and `lse`, the row log-sum-exp.
@@ -91,6 +92,8 @@ def attention(
         causal: Whether query `i` sees only keys up to `i + seqlen_k - seqlen_q`.
         window: Keys before and after a query's own that it sees; -1 is no bound.
         softcap: The bound `c` of scores, which become `c * tanh(score / c)`; 0 is none.
+        batch_invariant: Whether results of a query have the same bits beside any neighbours in the batch, and in any chunk of
+            its sequence; gradients beside any neighbours.
         heads_first: Whether axes are `[batch, heads, seqlen, dim]`.
 
     Returns:
@@ -101,7 +104,7 @@ def attention(
         MemoryError: Memory ran out.
     """
     call = _Call(q, k, v, heads_first)
-    call.set_numbers(scale, causal, window, softcap)
+    call.set_numbers(scale, causal, window, softcap, batch_invariant)
     call.set_arrays(bias, mask, sinks, alibi_slopes)
     call.set_lengths(seqlens_q, seqlens_k, first_keys, cache_entries, pages)
     o = np.empty((*call.q.shape[:-1], call.v.shape[-1]), call.q.dtype)
@@ -132,6 +135,7 @@ def attention_backward(
     causal: bool = False,
     window: Window = _NO_WINDOW,
     softcap: float = 0.0,
+    batch_invariant: bool = False,
     heads_first: bool = False,
 ) -> Gradients:
     """Computes the gradients of `attention`.
@@ -143,7 +147,7 @@ def attention_backward(
         d_lse: Gradient of lse, of its shape and type; None for zeros.
         bias, mask, sinks, alibi_slopes, seqlens_q, seqlens_k, first_keys: The forward call's options; see `attention`.
         cache_entries, pages: None; a call with them has no gradient.
-        scale, causal, window, softcap, heads_first: The forward call's options; see `attention`.
+        scale, causal, window, softcap, batch_invariant, heads_first: The forward call's options; see `attention`.
 
     Returns:
         Gradients of q, k and v; of bias and sinks, too, if they are given.
@@ -157,7 +161,7 @@ def attention_backward(
         if numbers is not None:
             raise NotImplementedError(f"there are no gradients of a call with {name}")
     call = _Call(q, k, v, heads_first)
-    call.set_numbers(scale, causal, window, softcap)
+    call.set_numbers(scale, causal, window, softcap, batch_invariant)
     bias, sinks = call.set_arrays(bias, mask, sinks, alibi_slopes)
     call.set_lengths(seqlens_q, seqlens_k, first_keys, None, None)
     dq, dk, dv = (np.empty(array.shape, array.dtype) for array in (call.q, call.k, call.v))
@@ -220,6 +224,8 @@ class _Options(ctypes.Structure):
         ("first_keys", _TensorPointer),
         ("cache_entries", _TensorPointer),
         ("pages", _TensorPointer),
+        ("batch_invariant", ctypes.c_uint32),
+        ("split_keys", ctypes.c_uint32),
     ]
 
 
@@ -272,7 +278,7 @@ class _Call:
         self.options = _Options()
         _check(_interface().ferroattn_options_init(ctypes.byref(self.options), ctypes.sizeof(_Options)))
 
-    def set_numbers(self, scale: float | None, causal: bool, window: Window, softcap: float) -> None:
+    def set_numbers(self, scale: float | None, causal: bool, window: Window, softcap: float, batch_invariant: bool) -> None:
         """Sets the options that are numbers."""
         options = self.options
         if scale is not None:
@@ -283,7 +289,7 @@ class _Call:
         options.softcap = softcap
         if softcap != 0.0 and options.softcap == 0.0:
             raise ValueError(f"softcap is {softcap}; it must be 0, or a float32 above 0")
-        options.causal = bool(causal)
+        options.causal, options.batch_invariant = bool(causal), bool(batch_invariant)
         try:
             left, right = (min(max(operator.index(bound), -1), _WIDEST) for bound in window)
         except (TypeError, ValueError):

@@ -228,6 +228,55 @@ def test_deterministic(device: str) -> None:
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
+@pytest.mark.parametrize("split_keys", [0, 64])
+def test_batch_invariant(device: str, split_keys: int) -> None:
+    """Results of a query in any chunk of its sequence, and with its gradients beside any neighbours."""
+    dtype = types_of(device)[1]
+    torch.manual_seed(2)
+    inputs = [torch.randn(3, 150, heads, 64, device=device).to(dtype) for heads in (4, 2, 2)]
+    d_o = torch.randn_like(inputs[0])
+    options: dict[str, Any] = {"causal": True, "window": (100, -1), "batch_invariant": True}
+    of_splits = options | {"split_keys": split_keys}
+    q, k, v = inputs
+    o, lse = ferroattn.attention(*inputs, **of_splits)
+    for first, end in itertools.pairwise([0, 1, 40, 64, 150]):
+        chunk = ferroattn.attention(q[:, first:end], k[:, :end], v[:, :end], **of_splits)
+        assert torch.equal(chunk[0], o[:, first:end]) and torch.equal(chunk[1], lse[:, :, first:end])
+
+    lengths = [150, 7, 90]
+    seqlens = torch.tensor(lengths, dtype=torch.int32, device=device)
+    for attend in (ferroattn.attention, ferroattn.functions.output):
+        given = of_splits if attend is ferroattn.attention else options
+        padded = gradients(attend, inputs, d_o, seqlens_q=seqlens, seqlens_k=seqlens, **given)
+        for entry, length in enumerate(lengths):
+            rows = (slice(entry, entry + 1), slice(length))
+            alone = gradients(attend, [tensor[rows] for tensor in inputs], d_o[rows], **given)
+            beside = [x[entry : entry + 1, :, :length] if i == 1 else x[rows] for i, x in enumerate(padded)]
+            assert all(torch.equal(a, b) for a, b in zip(alone, beside, strict=True))
+
+
+def test_batch_invariant_of_flash_attention(device: str) -> None:
+    """Steps by FlashAttention's functions, on pages too, and packed sequences beside others."""
+    dtype = types_of(device)[1]
+    q, k, v = (torch.randn(1, 64, heads, 32, device=device).to(dtype) for heads in (4, 2, 2))
+    options: dict[str, Any] = {"causal": True, "batch_invariant": True}
+    whole = ferroattn.flash_attn_func(q, k, v, **options)
+    step = ferroattn.flash_attn_func(q[:, -1:], k, v, **options)
+    assert torch.equal(step, whole[:, -1:])
+    table = torch.arange(4, dtype=torch.int32, device=device)[None]
+    for of_pages in ({}, {"block_table": table}):
+        caches = [x.reshape(4, 16, 2, 32) if of_pages else x for x in (k, v)]
+        whole, step = (
+            ferroattn.flash_attn_with_kvcache(rows, *caches, cache_seqlens=64, **of_pages, **options) for rows in (q, q[:, -1:])
+        )
+        assert torch.equal(step, whole[:, -1:])
+
+    neighbours = torch.cat([q[0, :20], q[0]]), torch.cat([k[0, 7:27], k[0]]), torch.cat([v[0, 7:27], v[0]])
+    alone = ferroattn.flash_attn_varlen_func(q[0], k[0], v[0], *[offsets([64], device)] * 2, 64, 64, **options)
+    beside = ferroattn.flash_attn_varlen_func(*neighbours, *[offsets([20, 64], device)] * 2, 64, 64, **options)
+    assert torch.equal(beside[20:], alone)
+
+
 def test_wrong_arguments(device: str) -> None:
     q, k, v = (torch.randn(2, 5, 4, 16, device=device).to(torch.bfloat16) for _ in range(3))
     cu = offsets([5, 5], device)
@@ -247,6 +296,9 @@ def test_wrong_arguments(device: str) -> None:
         (ValueError, lambda: flash(q, k, v, sinks=torch.ones(3, device=device))),
         (ValueError, lambda: ferroattn.attention(q, k, v, seqlens_k=cu)),
         (ValueError, lambda: ferroattn.attention(q, k, v, splits=-1)),
+        (ValueError, lambda: ferroattn.attention(q, k, v, split_keys=-1)),
+        (ValueError, lambda: ferroattn.attention(q, k, v, splits=2, split_keys=64)),
+        (ValueError, lambda: ferroattn.attention(q, k, v, splits=2, batch_invariant=True)),
         (ValueError, lambda: ferroattn.flash_attn_qkvpacked_func(q)),
         (NotImplementedError, lambda: flash(q, k, v, dropout_p=0.1)),
     ]

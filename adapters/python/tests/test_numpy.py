@@ -501,6 +501,28 @@ def test_the_references_gradients() -> None:
         np.testing.assert_allclose((above - below) / 2, (gradient * step).sum(), rtol=1e-6)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_batch_invariant(dtype: str) -> None:
+    """Results of a query in any chunk of its sequence, and with its gradients beside any neighbours."""
+    rng = np.random.default_rng(10)
+    q, k, v, d_o, d_lse = draw(rng, dtype_of(dtype), (3, 150, 4, 40), (3, 150, 2, 40))
+    options: dict[str, Any] = {"causal": True, "window": (100, -1), "batch_invariant": True}
+    o, lse = attention(q, k, v, **options)
+    for first, end in itertools.pairwise([0, 1, 40, 64, 150]):
+        chunk, of_chunk = attention(q[:, first:end], k[:, :end], v[:, :end], **options)
+        np.testing.assert_array_equal(chunk, o[:, first:end])
+        np.testing.assert_array_equal(of_chunk, lse[:, :, first:end])
+
+    lengths = numbers(150, 7, 90)
+    padded = computed(q, k, v, d_o, d_lse, seqlens_q=lengths, seqlens_k=lengths, **options)
+    for entry, length in enumerate(lengths):
+        rows = (slice(entry, entry + 1), slice(length))
+        of_rows = (rows[0], slice(None), rows[1])
+        alone = computed(*(array[rows] for array in (q, k, v, d_o)), d_lse[of_rows], **options)
+        for name, a, b in zip(NAMES[:5], alone, padded, strict=False):
+            np.testing.assert_array_equal(a, b[of_rows if name == "lse" else rows], name)
+
+
 def test_threads() -> None:
     rng = np.random.default_rng(9)
     inputs = [draw(rng, np.float32, (1, 40, 2, 16), (1, 40, 2, 16)) for _ in range(16)]

@@ -97,6 +97,7 @@ fn options() {
             mistype(&format!("--{option} {wrong}"), &[&value, allowed]);
         }
     }
+    mistype("--split-keys 0", &["--split-keys", "from 1 to"]);
     mistype("--iters 0", &["--iters", "from 1 to"]);
     mistype("--dtype f64", &["--dtype", "f16", "bf16"]);
     mistype("--check some", &["--check", "sample", "full", "off"]);

@@ -260,6 +260,14 @@ fn splits_are_made_and_told() {
         assert_eq!(outcome["splits"], splits, "{options}");
         assert_eq!(outcome["passed"], true, "{options}");
     }
+    for (option, name) in [
+        ("--batch-invariant", "batch_invariant"),
+        ("--split-keys 64", "split_keys"),
+    ] {
+        let line = format!("--device emulator --seqlen 3 --splits 2 {option}");
+        let reason = format!("splits cannot be combined with {name}");
+        refused(&line, &run_line(&line), &[&reason]);
+    }
 }
 
 /// A bias and a mask of random numbers, and a bias under a softcap.

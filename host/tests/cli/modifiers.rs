@@ -19,6 +19,7 @@ fn each_alone_and_together_in_both_passes() {
         "--softcap 0.5 --alibi --scale -0.4",
         "--causal --window 1000,- --softcap 30 --alibi --sinks",
         "--batch 2 --causal --softcap 3 --bias --mask --dim-v 8 --sinks",
+        "--batch 2 --causal --batch-invariant --alibi --bias",
     ] {
         for dtype in ["f16", "bf16", "f32"] {
             let line = format!("--pass both --check full --dtype {dtype} {sizes} {options}");
@@ -77,6 +78,36 @@ fn pages_and_appended_keys() {
             let finished = run_line(&line);
             assert_eq!(finished.status, Some(0), "{line}: {}", finished.stderr);
             assert_eq!(outcome(&finished.stdout)["passed"], true, "{line}");
+        }
+    }
+}
+
+#[test]
+fn batch_invariant_calls_and_splits_of_so_many_keys() {
+    for (options, splits) in [
+        ("--seqlen 3 --seqlen-kv 300 --batch-invariant --causal", 1),
+        ("--seqlen 3 --seqlen-kv 300 --split-keys 100", 3),
+        (
+            "--seqlen 3 --seqlen-kv 300 --batch-invariant --split-keys 128 --sinks",
+            3,
+        ),
+        ("--seqlen 90 --packed 50,0,40 --batch-invariant --causal", 1),
+        (
+            "--batch 2 --seqlen 1 --seqlen-kv 96 --page 8 --lengths 90,2 --batch-invariant",
+            1,
+        ),
+    ] {
+        for device in ["cpu", "emulator", "emulator:sm_90"] {
+            let sizes = "--heads 4 --kv-heads 2 --dim 24 --iters 1 --warmup 0";
+            let line = format!("--json --device {device} --check full {sizes} {options}");
+            let finished = run_line(&line);
+            assert_eq!(finished.status, Some(0), "{line}: {}", finished.stderr);
+            let outcome = outcome(&finished.stdout);
+            assert_eq!(outcome["passed"], true, "{line}");
+            let splits = if device == "cpu" { 1 } else { splits };
+            assert_eq!(outcome["splits"], splits, "{line}");
+            let invariant = options.contains("invariant");
+            assert_eq!(outcome["batch_invariant"], invariant, "{line}");
         }
     }
 }
@@ -141,6 +172,9 @@ fn they_are_shown() {
     let pairs = succeed("--seqlen 64 --dim-v 8 --bias --mask");
     let title = ", dim 64, dim_v 8, f16, bias in f16, mask of bytes\n";
     assert!(pairs.contains(title), "{pairs}");
+    let invariant = succeed("--seqlen 64 --batch-invariant --split-keys 32");
+    let title = ", f16, batch invariant, splits of 32 keys\n";
+    assert!(invariant.contains(title), "{invariant}");
     let plain = succeed("--seqlen 64 --window -,-");
     assert!(plain.contains(", f16\n"), "{plain}");
 }
@@ -388,6 +422,18 @@ fn bad_values_are_refused() {
             "--append 5 --seqlen 64 --pass both",
             "--append is for the forward pass alone",
         ),
+        (
+            "--batch-invariant --packed 30,34 --seqlen 64 --bias",
+            "bias cannot be combined with packed sequences that are batch_invariant",
+        ),
+        (
+            "--batch-invariant --packed 30,34 --seqlen 64 --split-keys 32",
+            "split_keys cannot be combined with packed sequences that are batch_invariant",
+        ),
+        (
+            "--split-keys 32 --seqlen 64 --pass backward",
+            "--split-keys is for the forward pass; type --pass both",
+        ),
     ] {
         refuse(line, &[reason]);
     }
@@ -411,6 +457,8 @@ fn bad_values_are_refused() {
         "--lengths 7",
         "--page 16",
         "--append 1",
+        "--batch-invariant",
+        "--split-keys 64",
     ] {
         let (name, _) = option.split_once(' ').unwrap_or((option, ""));
         for kernel in ["tiled-qkv", "naive", "ladder"] {

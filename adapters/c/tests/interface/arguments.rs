@@ -145,6 +145,9 @@ fn numbers_of_no_meaning_are_refused() {
     });
     refused("deterministic is 9", |_, options| options.deterministic = 9);
     refused("check_lengths is 7", |_, options| options.check_lengths = 7);
+    refused("batch_invariant is 5", |_, options| {
+        options.batch_invariant = 5
+    });
     refused("mask_type is 2", |_, options| options.mask_type = 2);
     refused("sequences is 3", |_, options| options.sequences = 3);
     refused("window_left is -2", |_, options| options.window_left = -2);

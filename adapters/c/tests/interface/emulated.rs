@@ -19,6 +19,7 @@ use ferroattn_c::plan::{
 use ferroattn_c::status::FerroattnStatus;
 use ferroattn_c::tensor::{FerroattnDtype, FerroattnTensor};
 use std::ffi::CStr;
+use std::mem::offset_of;
 use std::ptr::null_mut;
 
 const OK: FerroattnStatus = FerroattnStatus::Ok;
@@ -195,6 +196,40 @@ fn workspaces_are_the_callers() {
         let short = ferroattn_backward(gpu.0, &args, workspace, bytes - 1, null_mut());
         assert_eq!(short, ARGUMENT);
     }
+}
+
+#[test]
+fn batch_invariant_calls_have_splits_of_so_many_keys() {
+    let Some(gpu) = Emulator::open() else { return };
+    let mut options = FerroattnOptions {
+        batch_invariant: 1,
+        ..FerroattnOptions::default()
+    };
+    let splits = |options: &FerroattnOptions| {
+        let args = gpu.forward(options);
+        assert_eq!(gpu.run(&args, 0, 0), OK, "{}", last_error());
+        // All scores are 0.
+        let sum = |lse: f32| lse.exp().round();
+        assert!(
+            gpu.numbers(&args.lse)
+                .into_iter()
+                .all(|lse| sum(lse) == 200.0)
+        );
+        gpu.forward_plan(&args).splits
+    };
+    assert_eq!(splits(&options), 1);
+    options.split_keys = 64;
+    assert_eq!(splits(&options), 4);
+
+    options.splits = 2;
+    assert_eq!(gpu.run(&gpu.forward(&options), 0, 0), ARGUMENT);
+    assert_eq!(
+        last_error(),
+        "splits cannot be combined with batch_invariant"
+    );
+    // A program of the second version has neither field.
+    options.struct_size = offset_of!(FerroattnOptions, batch_invariant) as u32;
+    assert_eq!(splits(&options), 2);
 }
 
 #[test]

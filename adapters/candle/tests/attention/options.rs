@@ -32,6 +32,32 @@ fn values_of_another_dim() -> Result<()> {
     )
 }
 
+/// Chunks of a sequence, each with the keys up to its last one.
+#[test]
+fn batch_invariant() -> Result<()> {
+    for (device, _) in devices() {
+        for split_keys in [0, 64] {
+            let attention = Attention::new().causal(true).batch_invariant(true);
+            let attention = attention.split_keys(split_keys);
+            let [q, k, v] = [(4, 5), (2, 6), (2, 7)].map(|(heads, seed)| {
+                let tensor = random(&[2, 150, heads, 16], seed).to_dtype(DType::F16)?;
+                tensor.to_device(&device)
+            });
+            let (q, k, v) = (q?, k?, v?);
+            let bits = |o: Tensor| o.to_dtype(DType::F32)?.flatten_all()?.to_vec1::<f32>();
+            let whole = attention.forward(&q, &k, &v)?;
+            for (first, end) in [(0, 1), (1, 40), (40, 150), (149, 150)] {
+                let [k, v] = [&k, &v].map(|tensor| tensor.narrow(1, 0, end));
+                let rows = q.narrow(1, first, end - first)?;
+                let chunk = attention.forward(&rows, &k?, &v?)?;
+                let part = whole.narrow(1, first, end - first)?;
+                assert_eq!(bits(chunk)?, bits(part)?, "{first}..{end}");
+            }
+        }
+    }
+    Ok(())
+}
+
 /// Biases of every shape have gradients of theirs.
 #[test]
 fn bias() -> Result<()> {

@@ -60,7 +60,9 @@ pub extern "C" fn ferroattn_intern(
     right: i64,
     softcap: f64,
     splits: i64,
+    split_keys: i64,
     deterministic: u32,
+    batch_invariant: u32,
     heads_first: u32,
     carries: u32,
 ) -> i64 {
@@ -71,7 +73,9 @@ pub extern "C" fn ferroattn_intern(
         right,
         softcap,
         splits,
+        split_keys,
         deterministic: deterministic != 0,
+        batch_invariant: batch_invariant != 0,
         heads_first: heads_first != 0,
     };
     let set = native::Set {

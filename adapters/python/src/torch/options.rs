@@ -116,8 +116,12 @@ pub struct Numbers {
     pub softcap: f64,
     /// Splits of the keys; 0 for as many as fill the GPU.
     pub splits: i64,
+    /// Keys of a split, in place of a number of splits; 0 for none.
+    pub split_keys: i64,
     /// Whether gradients are the same bits in every run.
     pub deterministic: bool,
+    /// Whether results are the same bits beside any neighbours.
+    pub batch_invariant: bool,
     /// Whether heads come before rows in tensors of four axes.
     pub heads_first: bool,
 }
@@ -125,16 +129,19 @@ pub struct Numbers {
 impl Numbers {
     /// The call, without tensors of options.
     pub fn attention(&self) -> Result<Attention<'static>, Failure> {
-        let splits = u32::try_from(self.splits).map_err(|_| {
-            Failure::value(format!("splits is {}; it must be at least 0", self.splits))
-        })?;
+        let count = |name, number: i64| {
+            u32::try_from(number)
+                .map_err(|_| Failure::value(format!("{name} is {number}; it must be at least 0")))
+        };
         // A negative bound is none, as FlashAttention has it.
         let bound = |keys: i64| usize::try_from(keys).ok();
         let mut attention = Attention::new()
             .causal(self.causal)
             .window(bound(self.left), bound(self.right))
-            .splits(splits)
-            .deterministic(self.deterministic);
+            .splits(count("splits", self.splits)?)
+            .split_keys(count("split_keys", self.split_keys)?)
+            .deterministic(self.deterministic)
+            .batch_invariant(self.batch_invariant);
         if let Some(scale) = self.scale {
             attention = attention.scale(scale as f32);
         }
@@ -183,7 +190,8 @@ impl Options {
     /// The options in an operator's signature. None has a default: PyTorch would leave it out of what gradients see.
     pub const SIGNATURE: &'static str = "Tensor? bias, Tensor? mask, Tensor? sinks, Tensor? alibi_slopes, \
         Tensor? seqlens_q, Tensor? seqlens_k, Tensor? first_keys, Tensor? cache_entries, Tensor? pages, float? scale, \
-        bool causal, int left, int right, float softcap, int splits, bool deterministic, bool heads_first";
+        bool causal, int left, int right, float softcap, int splits, int split_keys, bool deterministic, \
+        bool batch_invariant, bool heads_first";
 
     /// Reads them; `rank` is that of q.
     pub fn read(arguments: &mut Arguments, rank: usize) -> Result<Self, Failure> {
@@ -198,7 +206,9 @@ impl Options {
             right: arguments.int(),
             softcap: arguments.float(),
             splits: arguments.int(),
+            split_keys: arguments.int(),
             deterministic: arguments.bool(),
+            batch_invariant: arguments.bool(),
             heads_first: arguments.bool(),
         };
         Ok(Options {
