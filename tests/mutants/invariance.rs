@@ -49,7 +49,7 @@ pub const MUTANTS: &[Mutant] = &[
         change: zero,
     },
     Mutant {
-        what: "the first row of a sequence taken for the last one's before",
+        what: "the first row of a sequence taken for one of the sequence before",
         kernel: GATHER,
         pattern: "setp.gt.u32",
         which: Nth(0),
