@@ -89,10 +89,11 @@ const SETTINGS: &[Setting] = &[
 /// A run for the mutants of a kernel.
 type Run = Box<dyn Fn(&Device) -> Result<(), Failed>>;
 
-/// Chunks by a kernel of bf16, for its mutants.
+/// Chunks by a kernel of bf16 for D = 96, for its mutants.
 pub fn runs_of_chunks(kernel: &'static str) -> Vec<Run> {
     vec![Box::new(move |device| {
-        let call = Call::new(device, &PLAIN)?;
+        let setting = Setting { dim: 96, ..PLAIN };
+        let call = Call::new(device, &setting)?;
         let call = Call {
             kernel: Some(kernel),
             ..call

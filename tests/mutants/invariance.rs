@@ -9,8 +9,8 @@ use super::{
 use crate::invariance;
 use kernels::abi::{Switch, Switches};
 
-const FORWARD: &str = "optional_bf16_d64";
-const HOPPER: &str = "hopper_optional_bf16_d64";
+const FORWARD: &str = "optional_bf16_d96";
+const HOPPER: &str = "hopper_optional_bf16_d96";
 const SPREAD: &str = "spread";
 const GATHER: &str = "gather";
 
