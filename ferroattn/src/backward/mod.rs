@@ -18,6 +18,7 @@ mod plan;
 mod planning;
 #[cfg(feature = "cpu")]
 mod reference;
+mod tensors;
 
 #[cfg(not(feature = "cpu"))]
 use crate::no_cpu as cpu;

@@ -6,6 +6,7 @@ use super::bias::BiasGradient;
 use super::choice::{Main, MainSpec};
 use super::hopper::StoredJobs;
 use super::packed::Call;
+use super::tensors::Tensors;
 use crate::device::Facts;
 use crate::entry::Entry;
 use crate::error::Result;
@@ -136,7 +137,6 @@ impl<'a> Draft<'a> {
             seqlen_kv: rows(1),
             ..call.problem
         };
-        let [of_queries, of_keys] = spread.each_ref().map(Option::as_ref);
         let sum_columns = main.sum_columns();
         let [heads, kv_heads] = [problem.heads, problem.kv_heads].map(|n| problem.batch * n);
         let key_tiles = problem.seqlen_kv.div_ceil(tile_keys as usize);
@@ -147,39 +147,11 @@ impl<'a> Draft<'a> {
         let rows = heads.checked_mul(padded).ok_or(Steps::OVERFLOW)?;
 
         let mut steps = Steps::default();
-        let forward = offset_of!(BackwardParams, forward);
-        let [q, k, v] = [
-            (args.q, of_queries, offset_of!(ForwardParams, q.address)),
-            (args.k, of_keys, offset_of!(ForwardParams, k.address)),
-            (args.v, of_keys, offset_of!(ForwardParams, v.address)),
-        ]
-        .map(|(input, spread, place)| steps.spread_input(input, spread, forward + place));
-        let d_o_place = offset_of!(BackwardParams, d_o.address);
-        let d_o = steps.spread_input(args.d_o, of_queries, d_o_place)?;
-        let lse_place = forward + offset_of!(ForwardParams, lse);
-        let lse = steps.spread_numbers(args.lse, of_queries, lse_place)?;
-        let d_lse = args.d_lse.map_or(Ok(0), |d_lse| {
-            steps.spread_numbers(d_lse, of_queries, offset_of!(BackwardParams, d_lse))
-        })?;
+        let tensors = Tensors::new(&mut steps, args, spread.each_ref().map(Option::as_ref))?;
         let [d_sinks_head] = args.d_sinks.map_or([0], |d_sinks| d_sinks.used_strides());
         let d_bias = full_d_bias(problem, args)?;
-        // It may be read in pieces of any address.
-        let o = match args.o.shape[3].is_multiple_of(8) && of_queries.is_none() {
-            true => args.o.into(),
-            false => {
-                let place = forward + offset_of!(ForwardParams, o.address);
-                steps.spread_input(args.o, of_queries, place)?
-            }
-        };
-        let [dq, dk, dv] = [
-            (args.dq, of_queries, offset_of!(BackwardParams, dq.address)),
-            (args.dk, of_keys, offset_of!(BackwardParams, dk.address)),
-            (args.dv, of_keys, offset_of!(BackwardParams, dv.address)),
-        ]
-        .map(|(output, spread, place)| steps.spread_output(output, spread, place));
-        let [dq, dk, dv] = [dq?, dk?, dv?];
         let aligned = |tensor: TensorRef| u32::from(tensor.is_aligned());
-        let place = forward + offset_of!(ForwardParams, options);
+        let place = offset_of!(BackwardParams, forward) + offset_of!(ForwardParams, options);
         let tables = Tables::of_gradients(*spaced, spread);
         let mut options = steps.options(&call.problem, &args.options, tables, place)?;
         let tiles = Tiles {
@@ -206,11 +178,11 @@ impl<'a> Draft<'a> {
         // All of these fit: the grid holds all heads, and `validate` bounds the lengths and the dim.
         let params = BackwardParams {
             forward: ForwardParams {
-                q: q?,
-                k: k?,
-                v: v?,
-                o,
-                lse,
+                q: tensors.q,
+                k: tensors.k,
+                v: tensors.v,
+                o: tensors.o,
+                lse: tensors.lse,
                 heads: problem.heads as u32,
                 tile_heads: Divisor::new(problem.kv_heads as u32),
                 group: Divisor::new(problem.group() as u32),
@@ -219,7 +191,7 @@ impl<'a> Draft<'a> {
                 seqlen_kv: problem.seqlen_kv as u32,
                 dim: problem.dim as u32,
                 scale: problem.scale,
-                o_aligned: aligned(o),
+                o_aligned: aligned(tensors.o),
                 batch_heads: heads as u32,
                 splits: 1,
                 split_keys: (key_tiles as u32) * tile_keys,
@@ -227,20 +199,20 @@ impl<'a> Draft<'a> {
                 options,
                 ..ForwardParams::default()
             },
-            d_o,
-            dq,
-            dk,
-            dv,
-            d_lse,
+            d_o: tensors.d_o,
+            dq: tensors.dq,
+            dk: tensors.dk,
+            dv: tensors.dv,
+            d_lse: tensors.d_lse,
             d_sinks: args.d_sinks.map_or(0, |d_sinks| d_sinks.address),
             d_sinks_head: d_sinks_head as i64,
             d_bias: options::pairs(d_bias),
             padded_rows: padded as u32,
             sum_columns,
-            dq_aligned: aligned(dq),
-            dk_aligned: aligned(dk),
-            dv_aligned: aligned(dv),
-            lse_rows: Divisor::new(match of_queries {
+            dq_aligned: aligned(tensors.dq),
+            dk_aligned: aligned(tensors.dk),
+            dv_aligned: aligned(tensors.dv),
+            lse_rows: Divisor::new(match spread[0] {
                 Some(spread) => spread.rows as u32,
                 None => args.lse.shape[2] as u32,
             }),
