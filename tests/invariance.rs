@@ -25,6 +25,7 @@ pub fn tests() -> Vec<Test> {
         Test::new("chunks", each(chunks)),
         Test::new("neighbours", each(neighbours)),
         Test::new("packed", each(packed)),
+        Test::new("prefix", prefix),
         Test::new("pages", each(pages)),
         Test::backward("gradients", each(gradients)),
         Test::backward("packed_gradients", each(packed_gradients)),
@@ -43,6 +44,7 @@ const SETTINGS: &[Setting] = &[
         dim: 128,
         window: Some(75),
         split_keys: 100,
+        alibi: true,
         ..PLAIN
     },
     Setting {
@@ -189,6 +191,49 @@ fn packed(device: &Device, setting: &Setting) -> Outcome {
         let rows = before..before + queries.len();
         let found = call.forward(&attention, [q.view(), k.view(), v.view()], (0, rows))?;
         call.expect_part(&found, &whole, queries.clone())?;
+    }
+    PASSED
+}
+
+/// Queries that share a prefix, alone and beside others, in one call each.
+fn prefix(device: &Device) -> Outcome {
+    const SHARED: usize = 70;
+    let call = Call::new(device, &PLAIN)?;
+    let [tokens, others] = [1, 2].map(|seed| Tokens::<bf16>::new(&PLAIN, seed));
+    let shared = [&tokens.k, &tokens.v].map(|all| call.tensor(all.slice(s![.., .., ..SHARED, ..])));
+    let [k, v] = shared;
+    let (k, v) = (k?, v?);
+    let own = |of: &Tokens<bf16>, queries: usize, keys: usize| {
+        let end = SHARED + keys;
+        let keys = s![.., .., SHARED..end, ..];
+        let q = of.q.slice(s![.., .., end - queries..end, ..]).to_owned();
+        [q, of.k.slice(keys).to_owned(), of.v.slice(keys).to_owned()]
+    };
+    let found = |entries: &[[Array4<bf16>; 3]], entry: usize| {
+        let attention = call.attention();
+        let lengths = |i: usize| {
+            let lengths = entries.iter().map(|of| of[i].dim().2);
+            call.numbers(&lengths.collect::<Vec<_>>())
+        };
+        let (of_q, of_k) = (lengths(0)?, lengths(1)?);
+        let attention = attention.padded(&of_q, &of_k);
+        let attention = attention.prefix(&k, &v);
+        let all = [0, 1, 2].map(|i| {
+            let parts = entries.iter().map(|of| of[i].view());
+            padded(&parts.collect::<Vec<_>>())
+        });
+        let rows = (entry, 0..entries[entry][0].dim().2);
+        call.forward(&attention, all.each_ref().map(|all| all.view()), rows)
+    };
+    for (queries, keys) in [(1, 90), (40, 130)] {
+        let alone = found(&[own(&tokens, queries, keys)], 0)?;
+        let entries = [
+            own(&others, 3, 200),
+            own(&tokens, queries, keys),
+            own(&others, 1, 1),
+        ];
+        let beside = found(&entries, 1)?;
+        expect_same(&beside, &alone, format!("{queries} queries on {keys} keys"))?;
     }
     PASSED
 }

@@ -21,6 +21,7 @@ pub struct Setting {
     pub window: Option<usize>,
     pub softcap: Option<f32>,
     pub sinks: bool,
+    pub alibi: bool,
     pub split_keys: u32,
 }
 
@@ -31,6 +32,7 @@ pub const PLAIN: Setting = Setting {
     window: None,
     softcap: None,
     sinks: false,
+    alibi: false,
     split_keys: 0,
 };
 
@@ -77,7 +79,8 @@ impl<T: Element> Tokens<T> {
 pub struct Call<'a> {
     pub device: &'a Device,
     pub setting: &'a Setting,
-    pub sinks: Tensor<f32, 1>,
+    /// A number for each head: logits of sinks, and slopes.
+    pub of_heads: Tensor<f32, 1>,
     /// The kernel, if not the best one.
     pub kernel: Option<&'static str>,
 }
@@ -87,13 +90,13 @@ pub type Bits = Vec<u32>;
 
 impl<'a> Call<'a> {
     pub fn new(device: &'a Device, setting: &'a Setting) -> Result<Self> {
-        let sinks: Vec<_> = (0..setting.heads[0])
-            .map(|head| head as f32 - 0.5)
+        let of_heads: Vec<_> = (0..setting.heads[0])
+            .map(|head| head as f32 / 4.0 - 0.1)
             .collect();
         Ok(Call {
             device,
             setting,
-            sinks: Tensor::new(device, [sinks.len()], &sinks)?,
+            of_heads: Tensor::new(device, [of_heads.len()], &of_heads)?,
             kernel: None,
         })
     }
@@ -111,8 +114,12 @@ impl<'a> Call<'a> {
             .kernel
             .map_or(attention.clone(), |kernel| attention.kernel(kernel));
         let attention = softcap.map_or(attention.clone(), |softcap| attention.softcap(softcap));
-        match self.setting.sinks {
-            true => attention.sinks(&self.sinks),
+        let attention = match self.setting.sinks {
+            true => attention.sinks(&self.of_heads),
+            false => attention,
+        };
+        match self.setting.alibi {
+            true => attention.alibi(&self.of_heads),
             false => attention,
         }
     }
