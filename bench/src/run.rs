@@ -165,6 +165,18 @@ mod tests {
     use ferroattn::Device;
     use std::num::NonZeroUsize;
 
+    /// Four timed launches of the best kernels, of batch invariant calls too if they have splits of so many keys.
+    fn plan(invariant: Option<u32>) -> Plan {
+        Plan {
+            kernel: Choice::Auto,
+            splits: 0,
+            invariant,
+            iters: 4,
+            warmup: 0,
+            seed: 0,
+        }
+    }
+
     #[test]
     fn turns_share_the_launches_out() {
         assert_eq!(turns(5, 20), [(5, 0), (2, 5), (2, 5), (2, 5), (2, 5)]);
@@ -230,14 +242,7 @@ mod tests {
         for (shape, dim) in shapes.iter_mut().zip([64, 72, 80, 88]) {
             (shape.batch, shape.heads, shape.seqlen, shape.dim) = (1, 1, 8, dim);
         }
-        let plan = Plan {
-            kernel: Choice::Auto,
-            splits: 0,
-            invariant: None,
-            iters: 4,
-            warmup: 0,
-            seed: 0,
-        };
+        let plan = plan(None);
         let empty = Results {
             measurements: Vec::new(),
             ..results(&Grid::Quick, |_| 1.0)
@@ -267,14 +272,7 @@ mod tests {
             (shape.batch, shape.heads, shape.seqlen) = (1, 2, 24);
         }
         (shapes[1].pass, shapes[1].sequences) = (Pass::Backward, NonZeroUsize::new(3));
-        let plan = Plan {
-            kernel: Choice::Auto,
-            splits: 0,
-            invariant: Some(64),
-            iters: 4,
-            warmup: 0,
-            seed: 0,
-        };
+        let plan = plan(Some(64));
         let empty = Results {
             measurements: Vec::new(),
             ..results(&Grid::Quick, |_| 1.0)

@@ -1,10 +1,10 @@
 //! The plan of an attention call: copies of inputs whose rows are not aligned, attention and, where it splits the
 //! keys, the kernel that combines the splits.
 
+use super::main_kernel::{MainKernel, Waves};
 use super::schedule::{Division, Schedule};
 use super::{Problem, RawForward};
 use crate::device::Facts;
-use crate::entry::Entry;
 use crate::error::Result;
 use crate::options::{self, RawBias, Sequences, Tables, Tiles, WARPGROUP_ROWS, Window};
 use crate::plan::{MapPlace, Plan, Steps};
@@ -129,94 +129,6 @@ pub unsafe trait Planner: Debug + Send + Sync {
         args: &RawForward,
         splits: Option<u32>,
     ) -> Result<Plan>;
-}
-
-/// In which waves heads take turns.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Waves {
-    /// A head at a time: its tiles weigh the same.
-    Heads,
-    /// Waves of one size: tiles differ in work.
-    Even,
-    /// Small waves, and a larger one at the end, for a kernel that reads
-    /// [such orders](kernels::abi::Order::place_in_uneven).
-    Uneven,
-}
-
-/// The kernel that does the work of an attention call, as a plan sees it.
-#[derive(Clone, Copy, Debug)]
-pub struct MainKernel {
-    /// How to launch it.
-    pub entry: Entry,
-    /// Element type of q, k, v and o.
-    pub dtype: Dtype,
-    /// Query rows of a block (Br).
-    pub q_rows: u32,
-    /// Keys of a step (Bc).
-    pub keys: u32,
-    /// Shared memory of a block, in bytes.
-    pub shared_bytes: u32,
-    /// Blocks of a multiprocessor that the registers are bounded for.
-    pub blocks_per_sm: u32,
-    /// Whether query heads that share a key/value head share query tiles.
-    pub is_grouped: bool,
-    /// In which waves heads take turns.
-    pub waves: Waves,
-    /// Slices of O's columns, each with query tiles of its own.
-    pub slices: u32,
-    /// Sides of a block: groups of warpgroups that have the same rows, and every other block of keys.
-    pub sides: u32,
-    /// Boxes in which V of a step is loaded by tensor maps, each with as many keys.
-    pub v_chunks: u32,
-    /// Whether its blocks may take [units](kernels::abi::UnitsRef) of the keys in place of splits.
-    pub takes_units: bool,
-    /// Head dim of a kernel that loads by tensor maps.
-    pub map_dim: Option<u32>,
-    /// Whether it reads values as the first part of the keys, in boxes of a half of a step.
-    pub values_in_keys: bool,
-    /// Whether rows of a warp vote on their maxima, unless [`Switch::Exact`] is on.
-    pub has_votes: bool,
-}
-
-impl MainKernel {
-    /// Blocks that a multiprocessor holds at once.
-    pub fn resident_blocks(&self, facts: &Facts) -> u32 {
-        facts.resident_blocks(self.blocks_per_sm, self.shared_bytes)
-    }
-}
-
-impl From<&'static Kernel> for MainKernel {
-    /// A kernel of this crate's catalog.
-    ///
-    /// # Panics
-    /// If it does not compute attention.
-    fn from(kernel: &'static Kernel) -> Self {
-        let forward = kernel.forward().expect("it computes attention");
-        MainKernel {
-            entry: kernel.into(),
-            dtype: forward.dtype,
-            q_rows: forward.tile.q_rows,
-            keys: forward.tile.keys,
-            shared_bytes: kernel.shared_bytes(),
-            blocks_per_sm: kernel.launch().blocks_per_sm,
-            is_grouped: forward.kind.is_grouped(),
-            waves: match (forward.kind.mask, forward.kind.main_loop) {
-                (MaskKind::Full | MaskKind::Either, _) | (_, Loop::Latent) => Waves::Heads,
-                (_, Loop::Hopper) if forward.slices() == 1 => Waves::Uneven,
-                _ => Waves::Even,
-            },
-            slices: forward.slices(),
-            sides: forward.sides(),
-            v_chunks: match forward.is_latent() {
-                true => 2,
-                false => forward.memory().map_or(1, |memory| memory.v_chunks()),
-            },
-            takes_units: [Kind::DECODE_OPTIONS, Kind::LATENT].contains(&forward.kind),
-            map_dim: kernel.takes_maps().then_some(forward.dim),
-            values_in_keys: forward.is_latent(),
-            has_votes: !matches!(forward.kind.main_loop, Loop::Wide | Loop::Latent),
-        }
-    }
 }
 
 /// The plan of an attention call in the making. It starts with the copies of inputs whose rows are not aligned.

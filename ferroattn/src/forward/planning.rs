@@ -3,7 +3,8 @@
 use super::call::RawForward;
 use super::choice;
 use super::fold::{folded, windowed};
-use super::plan::{MainKernel, plan, suited};
+use super::main_kernel::MainKernel;
+use super::plan::{plan, suited};
 use super::prefix::divided;
 use super::problem::Problem;
 use crate::attention::{Attention, Wanted, read_shapes};

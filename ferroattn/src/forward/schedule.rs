@@ -5,7 +5,7 @@
 //! results (flash-decoding). More splits fill the GPU better and leave more to combine.
 
 use super::Problem;
-use super::plan::{MainKernel, Waves};
+use super::main_kernel::{MainKernel, Waves};
 use crate::device::Facts;
 use crate::error::Result;
 use crate::options::{self, RawOptions, Units};
@@ -215,7 +215,7 @@ mod tests {
     use crate::device::Facts;
     use crate::error::Error;
     use crate::forward::Problem;
-    use crate::forward::plan::MainKernel;
+    use crate::forward::main_kernel::MainKernel;
     use crate::options::RawOptions;
     use crate::plan::MAX_BLOCKS;
     use kernels::catalog::select::select;
