@@ -19,7 +19,8 @@ use std::error::Error;
 
 const TEXT: &str = concat!(
     include_str!("../src/lib.rs"),
-    include_str!("../src/attention.rs"),
+    include_str!("../src/attention/mod.rs"),
+    include_str!("../src/attention/tensors.rs"),
     include_str!("../src/tensor/mod.rs"),
     include_str!("../src/tensor/view.rs"),
 );
