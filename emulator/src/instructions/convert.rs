@@ -1,7 +1,9 @@
-//! `cvt`: between integer widths, between integers and floats, and between float widths.
+//! `cvt`: between integer widths, between integers and floats, and between float widths, FP8 among them.
 
+use super::elements::from_f16;
 use super::float::canonical_bits;
-use super::{lanes, unary};
+use super::fp8::{E4m3, E5m2, Fp8};
+use super::{binary, lanes, unary};
 use crate::decode::{Decoded, Decoder};
 use crate::host;
 use crate::registers::{AnyReg, Reg, Row, map_row, row_of};
@@ -33,7 +35,43 @@ pub(super) fn decode(d: &mut Decoder) -> Decoded {
         }),
         "rmi.s32.f32" => unary(d, |a: u32| f32::from_bits(a).floor() as i32 as u32),
         "rpi.s32.f32" => unary(d, |a: u32| f32::from_bits(a).ceil() as i32 as u32),
+        _ if modifiers.contains("e4m3x2") => fp8_pair::<E4m3>(d, modifiers, "e4m3x2"),
+        _ if modifiers.contains("e5m2x2") => fp8_pair::<E5m2>(d, modifiers, "e5m2x2"),
         _ => integers(d, modifiers),
+    }
+}
+
+/// Whether a text has a prefix, and what follows it.
+fn after<'a>(text: &'a str, prefix: &str) -> (bool, &'a str) {
+    match text.strip_prefix(prefix) {
+        Some(rest) => (true, rest),
+        None => (false, text),
+    }
+}
+
+/// Pairs of FP8 from f32 and f16, and to f16. There is a NaN of each type.
+fn fp8_pair<E: Fp8>(d: &mut Decoder, modifiers: &str, name: &str) -> Decoded {
+    d.require_target(89)?;
+    let Some(rest) = modifiers.strip_prefix("rn.") else {
+        return Ok(None);
+    };
+    let (saturates, rest) = after(rest, "satfinite.");
+    let (is_clamped, types) = after(rest, "relu.");
+    let limit = if is_clamped { 0.0 } else { f32::NEG_INFINITY };
+    let clamped = move |x: f32| if x < limit { limit } else { x };
+    let round = move |x: f32| u16::from(E::round(clamped(x)));
+    match (saturates, types.replace(name, "fp8x2").as_str()) {
+        (true, "fp8x2.f32") => binary(d, move |high: u32, low: u32| {
+            round(f32::from_bits(high)) << 8 | round(f32::from_bits(low))
+        }),
+        (true, "fp8x2.f16x2") => unary(d, move |pair: u32| {
+            round(from_f16(pair >> 16)) << 8 | round(from_f16(pair & 0xffff))
+        }),
+        (false, "f16x2.fp8x2") => unary(d, move |pair: u16| {
+            let widen = |bits: u16| u32::from(f16_bits(clamped(E::widen(u32::from(bits)))));
+            widen(pair >> 8) << 16 | widen(pair & 0xff)
+        }),
+        _ => Ok(None),
     }
 }
 

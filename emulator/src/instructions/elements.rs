@@ -1,7 +1,20 @@
-//! Elements of 16 bits of the tensor cores' operands: as f32, and their products.
+//! Elements of the tensor cores' operands, as f32, and their products. Here are those of 16 bits; [`fp8`](super::fp8) has those of 8.
 
 /// A type of elements.
-pub(super) trait Element {
+pub(super) trait Element: 'static {
+    /// Bytes of an element.
+    const BYTES: usize;
+    /// The bits of the element of a number, among some of 16 bytes.
+    #[inline(always)]
+    fn bits(bytes: &[u8; 16], number: usize) -> u32 {
+        match Self::BYTES {
+            1 => u32::from(bytes[number]),
+            _ => u32::from(u16::from_le_bytes([
+                bytes[2 * number],
+                bytes[2 * number + 1],
+            ])),
+        }
+    }
     /// An element as f32.
     fn widen(bits: u32) -> f32;
     /// The sum and a product, which is exact unless it overflows, rounded to f32.
@@ -18,6 +31,8 @@ pub(super) struct FusedF16;
 pub(super) struct Bf16;
 
 impl Element for F16 {
+    const BYTES: usize = 2;
+
     #[inline(always)]
     fn widen(bits: u32) -> f32 {
         from_f16(bits)
@@ -30,6 +45,8 @@ impl Element for F16 {
 }
 
 impl Element for FusedF16 {
+    const BYTES: usize = 2;
+
     #[inline(always)]
     fn widen(bits: u32) -> f32 {
         from_f16(bits)
@@ -42,6 +59,8 @@ impl Element for FusedF16 {
 }
 
 impl Element for Bf16 {
+    const BYTES: usize = 2;
+
     #[inline(always)]
     fn widen(bits: u32) -> f32 {
         from_bf16(bits)

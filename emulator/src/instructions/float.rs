@@ -1,12 +1,8 @@
-//! Floating-point arithmetic and comparison in f32 and f64, and products of pairs of 16-bit elements.
+//! Floating-point arithmetic and comparison in f32 and f64.
 
-use super::convert::{bf16_row, f16_row};
-use super::elements::{Bf16, Element, F16};
-use super::{binary, compare, lanes, ternary, unary};
+use super::{binary, compare, ternary, unary};
 use crate::decode::{Decoded, Decoder};
 use crate::host;
-use crate::registers::{LANES, Reg, Row, row_of};
-use crate::syntax::Operand;
 use std::cmp::Ordering;
 
 /// The bits of a result: any NaN becomes the one that arithmetic produces. A compiler may change the
@@ -40,48 +36,8 @@ pub(super) fn decode(d: &mut Decoder) -> Decoded {
     match kind {
         "f32" => single(d, name),
         "f64" => double(d, name),
-        "f16x2" => pairs::<F16>(d, name, f16_row),
-        "bf16x2" => pairs::<Bf16>(d, name, bf16_row),
         _ => Ok(None),
     }
-}
-
-/// Products of pairs of 16-bit elements, and sums with them, rounded once.
-fn pairs<E: Element>(
-    d: &mut Decoder,
-    name: &str,
-    round: impl Fn(&Row<u32>) -> Row<u16> + Copy + Send + Sync + 'static,
-) -> Decoded {
-    // To add -0 changes no product.
-    let nothing = Operand::Immediate(0x8000_8000);
-    let (to, operands) = match (name, d.statement.operands.as_slice()) {
-        ("mul" | "mul.rn", [to, a, b]) => (to, [a, b, &nothing]),
-        ("fma.rn", [to, a, b, c]) => (to, [a, b, c]),
-        ("mul" | "mul.rn", _) => return d.operands::<3>().map(|_| None),
-        ("fma.rn", _) => return d.operands::<4>().map(|_| None),
-        _ => return Ok(None),
-    };
-    let to: Reg<u32> = d.destination(to)?;
-    let [a, b, c]: [Reg<u32>; 3] = [
-        d.source(operands[0])?,
-        d.source(operands[1])?,
-        d.source(operands[2])?,
-    ];
-    lanes!(move |context| {
-        let operands = [context.row(a)?, context.row(b)?, context.row(c)?];
-        let mut results = [0; LANES];
-        for shift in [0, 16] {
-            let sums = row_of(|lane| {
-                let [a, b, c] = operands.map(|row| E::widen(row[lane] >> shift & 0xffff));
-                rounded_to_odd(multiply_add_to_odd(a, b, c)).to_bits()
-            });
-            for (result, element) in results.iter_mut().zip(round(&sums)) {
-                *result |= u32::from(element) << shift;
-            }
-        }
-        context.write(to, results);
-        Ok(())
-    })
 }
 
 /// Subnormals become zeros of their sign.
@@ -183,6 +139,7 @@ fn single(d: &mut Decoder, name: &str) -> Decoded {
         ("rsqrt", ["approx"]) => f32_approximation(d, modes, |a| 1.0 / a.sqrt()),
         ("ex2", ["approx"]) => f32_approximation(d, modes, f64::exp2),
         ("lg2", ["approx"]) => f32_approximation(d, modes, f64::log2),
+        ("tanh", ["approx"]) => f32_approximation(d, modes, f64::tanh),
         _ => Ok(None),
     }
 }
@@ -223,7 +180,7 @@ fn fused_multiply_add(a: f32, b: f32, c: f32) -> f32 {
 /// `a * b + c` in f64. The product is exact, and the sum is rounded to odd: inexact sums end in a 1, so
 /// that a second rounding, to a shorter type, is correct.
 #[inline(always)]
-fn multiply_add_to_odd(a: f32, b: f32, c: f32) -> f64 {
+pub(super) fn multiply_add_to_odd(a: f32, b: f32, c: f32) -> f64 {
     let (product, c) = (f64::from(a) * f64::from(b), f64::from(c));
     let sum = product + c;
     // The rounding error of the sum (Knuth's two-sum).
@@ -249,7 +206,7 @@ fn towards_zero(x: f64) -> f32 {
 
 /// Rounded to f32, to odd.
 #[inline(always)]
-fn rounded_to_odd(x: f64) -> f32 {
+pub(super) fn rounded_to_odd(x: f64) -> f32 {
     let nearest = x as f32;
     let is_exact = f64::from(nearest) == x || !nearest.is_finite();
     let away = f64::from(nearest).abs() > x.abs();
@@ -259,7 +216,7 @@ fn rounded_to_odd(x: f64) -> f32 {
 
 /// The smaller operand, or the one that is a number; -0 is less than 0.
 #[inline(always)]
-fn minimum(a: f32, b: f32) -> f32 {
+pub(super) fn minimum(a: f32, b: f32) -> f32 {
     if a.is_nan() || b < a {
         b
     } else if a == b {
@@ -271,7 +228,7 @@ fn minimum(a: f32, b: f32) -> f32 {
 
 /// The larger operand, or the one that is a number; 0 is more than -0.
 #[inline(always)]
-fn maximum(a: f32, b: f32) -> f32 {
+pub(super) fn maximum(a: f32, b: f32) -> f32 {
     if a.is_nan() || b > a {
         b
     } else if a == b {
@@ -281,7 +238,7 @@ fn maximum(a: f32, b: f32) -> f32 {
     }
 }
 
-fn nan_or(a: f32, b: f32, f: impl Fn(f32, f32) -> f32) -> f32 {
+pub(super) fn nan_or(a: f32, b: f32, f: impl Fn(f32, f32) -> f32) -> f32 {
     if a.is_nan() || b.is_nan() {
         f32::NAN
     } else {
@@ -303,14 +260,14 @@ fn comparison(d: &mut Decoder, relation: &str) -> Decoded {
 
 /// The relation that a `setp` names.
 #[derive(Clone, Copy)]
-struct Relation {
+pub(super) struct Relation {
     between_numbers: fn(Ordering) -> bool,
     /// Whether it holds for a NaN: the names with a `u` at the end do.
     with_nan: bool,
 }
 
 impl Relation {
-    fn parse(name: &str) -> Option<Self> {
+    pub fn parse(name: &str) -> Option<Self> {
         let (between_numbers, with_nan): (fn(Ordering) -> bool, _) = match name {
             "num" => (|_| true, false),
             "nan" => (|_| false, true),
@@ -334,7 +291,7 @@ impl Relation {
         })
     }
 
-    fn holds<T: PartialOrd>(self, a: T, b: T) -> bool {
+    pub fn holds<T: PartialOrd>(self, a: T, b: T) -> bool {
         a.partial_cmp(&b)
             .map_or(self.with_nan, self.between_numbers)
     }

@@ -12,12 +12,14 @@ mod cp_async;
 mod elements;
 mod fence;
 mod float;
+mod fp8;
 mod integer;
 mod matrices;
 mod mbarrier;
 mod memory;
 mod mma;
 mod movement;
+mod pairs;
 mod setmaxnreg;
 mod shuffle;
 mod tensor_copy;
@@ -37,6 +39,7 @@ use crate::registers::{Pred, Reg, Row, Value, map_row, row_of};
 const FAMILIES: &[fn(&mut Decoder) -> Decoded] = &[
     integer::decode,
     float::decode,
+    pairs::decode,
     movement::decode,
     control::decode,
     mma::decode,

@@ -9,8 +9,13 @@ pub const WORDS: usize = 8;
 /// output, `%in` of a read-only buffer; `%tid`, `%lane` and `%warp` are the thread's; `smem` is
 /// shared memory.
 pub fn module(body: &str) -> String {
+    module_with_registers("sm_80", body)
+}
+
+/// [`module`] for a target.
+pub fn module_with_registers(target: &str, body: &str) -> String {
     let registers = ".reg .pred %p<16>; .reg .b16 %h<16>; .reg .b32 %r<64>; .reg .b64 %d<16>;";
-    module_for("sm_80", WORDS, &format!("{registers}\n{body}"))
+    module_for(target, WORDS, &format!("{registers}\n{body}"))
 }
 
 /// [`module`] for a target and with `words` words of a thread. The body declares other registers.
@@ -96,6 +101,13 @@ pub fn run_module(
 #[track_caller]
 pub fn warp(body: &str, input: &[u32]) -> Vec<[u32; WORDS]> {
     run(body, 32, input).unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// Runs one warp of a Hopper, which must break no rule.
+#[track_caller]
+pub fn hopper_warp(body: &str, input: &[u32]) -> Vec<[u32; WORDS]> {
+    let text = module_with_registers("sm_90a", body);
+    run_module(&text, 32, input, &Options::default()).unwrap_or_else(|error| panic!("{error}"))
 }
 
 /// Runs a kernel that must break a rule under each of several schedules; the report of the first.

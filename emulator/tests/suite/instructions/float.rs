@@ -1,9 +1,6 @@
 //! Floats: arithmetic, special values, comparison.
 
 use super::{eval, eval_f32};
-use half::{bf16, f16};
-use rand::rngs::StdRng;
-use rand::{RngExt, SeedableRng};
 
 #[test]
 fn float_arithmetic() {
@@ -66,6 +63,16 @@ fn float_arithmetic() {
             [8.0, 0.0],
             3.0,
         ),
+        (
+            "tanh.approx.f32 %r0, %r1; add.rn.f32 %r0, %r0, %r2",
+            [-infinity, 0.0],
+            -1.0,
+        ),
+        (
+            "tanh.approx.f32 %r0, %r1; add.rn.f32 %r0, %r0, %r2",
+            [0.5, 0.0],
+            0.462_117_16,
+        ),
         ("abs.f32 %r0, %r1; max.f32 %r0, %r0, %r2", [-2.0, 0.0], 2.0),
     ] {
         assert_eq!(
@@ -105,54 +112,4 @@ fn comparisons_with_nan() {
         );
         assert_eq!(found, (less, equal, unordered), "{relation}");
     }
-}
-
-/// Against f64, where products and most sums of 16-bit numbers are exact.
-#[test]
-fn pairs_of_16_bits() {
-    let random = &mut StdRng::seed_from_u64(3);
-    for _ in 0..200 {
-        let [a, b, c]: [u32; 3] = std::array::from_fn(|_| random.random());
-        let found = [
-            eval("mul.rn.f16x2 %r0, %r1, %r2", &[a, b]),
-            eval("fma.rn.f16x2 %r0, %r1, %r2, %r3", &[a, b, c]),
-            eval("mul.rn.bf16x2 %r0, %r1, %r2", &[a, b]),
-            eval("fma.rn.bf16x2 %r0, %r1, %r2, %r3", &[a, b, c]),
-        ];
-        for shift in [0, 16] {
-            let element = |bits: u32| (bits >> shift) as u16;
-            let [x, y, z] = [a, b, c].map(|bits| f16::from_bits(element(bits)).to_f64());
-            for (found, exact) in [(found[0], x * y), (found[1], x.mul_add(y, z))] {
-                let nearest = nearest(element(found), exact, |bits| f16::from_bits(bits).to_f64());
-                assert!(nearest, "{x} {y} {z}: {found:#x}");
-            }
-            let [x, y, z] = [a, b, c].map(|bits| bf16::from_bits(element(bits)).to_f64());
-            for (found, exact) in [(found[2], x * y), (found[3], x.mul_add(y, z))] {
-                let nearest = nearest(element(found), exact, |bits| bf16::from_bits(bits).to_f64());
-                assert!(nearest, "{x} {y} {z}: {found:#x}");
-            }
-        }
-    }
-    // 3 * 683 / 2048 lies amid 1 and the next number; what is added decides, though f32 would lose it.
-    for (added, expected) in [(0, 0x3c00), (0x0001, 0x3c01), (0x8001, 0x3c00)] {
-        let found = eval("fma.rn.f16x2 %r0, %r1, %r2, %r3", &[0x4200, 0x3556, added]);
-        assert_eq!(found, expected, "{added:#x}");
-    }
-}
-
-/// Whether no neighbour of a 16-bit number is nearer to an exact one.
-fn nearest(bits: u16, exact: f64, widen: impl Fn(u16) -> f64) -> bool {
-    let found = widen(bits);
-    if found.is_nan() || exact.is_nan() {
-        return found.is_nan() && exact.is_nan();
-    }
-    if found.is_infinite() || exact.is_infinite() {
-        return found.signum() == exact.signum() && exact.abs() >= widen((bits & 0x7fff) - 1);
-    }
-    let distance = |bits: u16| (widen(bits) - exact).abs();
-    let neighbours = [bits.wrapping_add(1), bits.wrapping_sub(1)];
-    neighbours
-        .iter()
-        .filter(|n| widen(**n).is_finite())
-        .all(|n| distance(bits) <= distance(*n))
 }
