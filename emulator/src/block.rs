@@ -367,6 +367,7 @@ impl<'a> Block<'a> {
                         line: instruction.line,
                         tally,
                         counters: self.launch.options.counters,
+                        truncates_sums: self.launch.options.truncated_fp8_sums,
                     })?;
                 }
             }

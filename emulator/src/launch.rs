@@ -20,6 +20,8 @@ pub struct Options {
     /// Shared memory that a block can have, static and dynamic together, in bytes. The default is
     /// 227 KB, the most that any device has.
     pub max_shared_bytes: u32,
+    /// Whether `wgmma` of FP8 adds the products of a k-step of 32 with 14 bits, as Hopper does, instead of in f32.
+    pub truncated_fp8_sums: bool,
 }
 
 impl Default for Options {
@@ -29,6 +31,7 @@ impl Default for Options {
             instruction_budget: u64::from(MAX_CLOCK) - 1,
             counters: false,
             max_shared_bytes: 227 << 10,
+            truncated_fp8_sums: false,
         }
     }
 }

@@ -23,6 +23,8 @@ pub(crate) struct Warpgroup<'a> {
     pub tally: &'a mut Tally,
     /// Whether to count wavefronts.
     pub counters: bool,
+    /// Whether sums of FP8 products lose bits.
+    pub truncates_sums: bool,
 }
 
 /// Executes an instruction in the four warps of a warpgroup.

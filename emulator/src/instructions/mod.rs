@@ -3,6 +3,7 @@
 //! Each family's `decode` looks at an opcode. For an opcode of the family it takes the operands and
 //! returns the closure that executes the instruction.
 
+mod accumulators;
 mod atomic;
 mod barrier;
 mod bulk;
@@ -24,6 +25,7 @@ mod setmaxnreg;
 mod shuffle;
 mod tensor_copy;
 mod tiles;
+mod truncation;
 mod wgmma;
 
 pub(crate) use barrier::{Arrival, Ballot, BarrierUse};

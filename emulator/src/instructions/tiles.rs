@@ -1,6 +1,7 @@
 //! Tiles of 8x8 elements: what the lanes of a warp hold of a matrix in a register, or in two of f32.
 //!
-//! Lane `4g + t` holds the elements `2t` and `2t + 1` of row `g`.
+//! Lane `4g + t` holds the elements `2t` and `2t + 1` of row `g`. A register of 8-bit elements has two tiles, a row of which
+//! are the elements `4t` to `4t + 3` of four lanes.
 
 use super::elements::Element;
 use super::float::canonical_bits;
@@ -32,26 +33,31 @@ pub(super) fn to_words(tile: &Tile<f32>) -> [Row<u32>; 2] {
     [even, odd]
 }
 
-/// The elements of 16 bits of a register.
+/// Eight columns of the elements of a register: all of 16 bits, or of 8 bits the first or second (`part`) eight.
 #[inline(always)]
-pub(super) fn from_pairs(pairs: &Row<u32>) -> Tile<u32> {
+pub(super) fn from_register<E: Element>(words: &Row<u32>, part: usize) -> Tile<u32> {
+    let (per_lane, bits) = (4 / E::BYTES, 8 * E::BYTES);
     let mut tile = Tile::default();
     for (g, row) in tile.iter_mut().enumerate() {
-        *row = row_of(|column| pairs[4 * g + column / 2] >> (16 * (column % 2)) & 0xffff);
+        *row = row_of(|column| {
+            let column = 8 * part + column;
+            words[4 * g + column / per_lane] >> (bits * (column % per_lane))
+                & u32::MAX >> (32 - bits)
+        });
     }
     tile
 }
 
-/// The elements of 16 bits of a register, whose rows become columns.
+/// [`from_register`], whose rows become columns.
 #[inline(always)]
-pub(super) fn from_pairs_transposed(pairs: &Row<u32>) -> Tile<u32> {
+pub(super) fn from_register_transposed<E: Element>(words: &Row<u32>, part: usize) -> Tile<u32> {
+    let (per_lane, bits) = (4 / E::BYTES, 8 * E::BYTES);
     let mut tile = Tile::default();
-    for (t, rows) in tile.as_chunks_mut::<2>().0.iter_mut().enumerate() {
-        let pairs: [u32; 8] = row_of(|g| pairs[4 * g + t]);
-        *rows = [
-            pairs.map(|pair| pair & 0xffff),
-            pairs.map(|pair| pair >> 16),
-        ];
+    for (t, rows) in tile.chunks_exact_mut(per_lane).enumerate() {
+        let words: [u32; 8] = row_of(|g| words[4 * g + 8 * part / per_lane + t]);
+        for (i, row) in rows.iter_mut().enumerate() {
+            *row = map_row(&words, |word| word >> (bits * i) & u32::MAX >> (32 - bits));
+        }
     }
     tile
 }
@@ -66,13 +72,12 @@ pub(super) fn widened<E: Element>(tile: &Tile<u32>) -> Tile<f32> {
     wide
 }
 
-/// `sums += left * right` in order of `k`, where `left` has `right.len()` columns or more. The sums of eight rows at a time
-/// stay in the host's registers.
+/// `sums += left * right` in order of `k`. The sums of eight rows at a time stay in the host's registers.
 #[inline(always)]
-pub(super) fn add_products<E: Element>(
+pub(super) fn add_products<E: Element, const DEPTH: usize>(
     sums: &mut [Tile<f32>],
-    left: &[[f32; 16]],
-    right: &[[f32; 8]],
+    left: &[[f32; DEPTH]],
+    right: &[[f32; 8]; DEPTH],
 ) {
     for (tile, left) in sums.iter_mut().zip(left.as_chunks::<8>().0) {
         let mut sums = *tile;

@@ -1,14 +1,14 @@
-//! `wgmma`: `D = A * B + D` on the tensor cores by a warpgroup, of 16-bit operands, beside the
+//! `wgmma`: `D = A * B + D` on the tensor cores by a warpgroup, of operands of 16 or 8 bits, beside the
 //! computation.
 //!
-//! A is 64x16, B 16xN and D 64xN. Warp `w` has rows `16w..16w + 16` of D, and of A where A lies in
-//! registers, in the layouts of `mma`: accumulators `4j..4j + 4` hold columns `8j..8j + 8`.
+//! A is 64xK, B KxN and D 64xN; K is 16, of 8-bit elements 32. Warp `w` has rows `16w..16w + 16` of D, and of A where A
+//! lies in registers, in the layouts of `mma`: accumulators `4j..4j + 4` hold columns `8j..8j + 8`, pairs of f16 `2j..2j + 2`.
 //!
 //! # Operands in shared memory
 //! A descriptor of 64 bits gives the address (bits 0 to 13), the leading offset (16 to 29), the stride
 //! offset (32 to 45), all in units of 16 bytes, and the swizzle (62 and 63). A row of the swizzle has
-//! `W` bytes: 16 without a swizzle, else 32, 64 or 128. A chunk is 16 bytes of 8 elements. In an
-//! operand of M (or N) by K elements, a chunk begins at an offset from the address:
+//! `W` bytes: 16 without a swizzle, else 32, 64 or 128. A chunk is 16 bytes: 8 elements, or 16 of 8 bits,
+//! which are always K-major. In an operand of M (or N) by K elements, a chunk begins at an offset from the address:
 //!
 //! ```text
 //! chunk of elements     offset
@@ -21,9 +21,11 @@
 //! (PTX manual, "Asynchronous Warpgroup Level Matrix Shared Memory Layout"; CUTLASS,
 //! `mma_traits_sm90_gmma.hpp`.)
 
+use super::accumulators::{Accumulator, Half, Single};
 use super::elements::{Bf16, Element, F16, FusedF16};
+use super::fp8::{E4m3, E5m2};
 use super::tiles::{self, Tile};
-use super::{lanes, warpgroup};
+use super::{lanes, truncation, warpgroup};
 use crate::decode::{Decoded, Decoder};
 use crate::error::{Rule, Violation};
 use crate::host;
@@ -32,8 +34,8 @@ use crate::registers::{Pred, Reg, map_row, row_of};
 use crate::syntax::Operand;
 use crate::warpgroup::Warpgroup;
 
-/// Depth of a product.
-const DEPTH: usize = 16;
+/// Bytes of a row of an operand, in K.
+const ROW_BYTES: usize = 32;
 /// Rows of a product.
 const ROWS: usize = 64;
 /// The most columns of a product.
@@ -105,15 +107,45 @@ struct Product {
 /// The accumulators of 8 columns: two tiles for each warp.
 type Columns = [Tile<f32>; ROWS / 8];
 
-/// `d, a, b, scale-d, imm-scale-a, imm-scale-b{, imm-trans-a}, imm-trans-b`, where `imm-trans-a`
-/// belongs to an A in shared memory.
+/// An instruction of the types and depth that `modifiers` give.
 fn multiply(d: &mut Decoder, modifiers: &str) -> Decoded {
-    let Some((columns, kind)) = modifiers.split_once("k16.") else {
+    let Some((columns, kind)) = modifiers.split_once('k') else {
         return Ok(None);
     };
-    if !matches!(kind, "f32.f16.f16" | "f32.bf16.bf16") {
-        return Ok(None);
+    match (kind, host::is_wide()) {
+        ("16.f32.f16.f16", true) => product::<FusedF16, FusedF16, Single, 16>(d, columns),
+        ("16.f32.f16.f16", false) => product::<F16, F16, Single, 16>(d, columns),
+        ("16.f32.bf16.bf16", _) => product::<Bf16, Bf16, Single, 16>(d, columns),
+        ("16.f16.f16.f16", _) => product::<F16, F16, Half, 16>(d, columns),
+        ("32.f32.e4m3.e4m3", _) => product::<E4m3, E4m3, Single, 32>(d, columns),
+        ("32.f32.e4m3.e5m2", _) => product::<E4m3, E5m2, Single, 32>(d, columns),
+        ("32.f32.e5m2.e4m3", _) => product::<E5m2, E4m3, Single, 32>(d, columns),
+        ("32.f32.e5m2.e5m2", _) => product::<E5m2, E5m2, Single, 32>(d, columns),
+        ("32.f16.e4m3.e4m3", _) => product::<E4m3, E4m3, Half, 32>(d, columns),
+        ("32.f16.e4m3.e5m2", _) => product::<E4m3, E5m2, Half, 32>(d, columns),
+        ("32.f16.e5m2.e4m3", _) => product::<E5m2, E4m3, Half, 32>(d, columns),
+        ("32.f16.e5m2.e5m2", _) => product::<E5m2, E5m2, Half, 32>(d, columns),
+        _ => Ok(None),
     }
+}
+
+/// A product of `L` and `R` with sums of `S`.
+fn product<L: Element, R: Element, S: Accumulator, const DEPTH: usize>(
+    d: &mut Decoder,
+    columns: &str,
+) -> Decoded {
+    let (product, columns) = operands(d, columns, L::BYTES == 2, S::REGISTERS)?;
+    warpgroup!(move |g| product.execute::<L, R, S, DEPTH>(g, columns))
+}
+
+/// `d, a, b, scale-d, imm-scale-a, imm-scale-b{, imm-trans-a}{, imm-trans-b}`, and the number of columns. `imm-trans-a`
+/// belongs to an A in shared memory, and only `transposes` has either. A tile of accumulators has so many `registers`.
+fn operands(
+    d: &mut Decoder,
+    columns: &str,
+    transposes: bool,
+    registers_of_tile: usize,
+) -> Result<(Product, usize), String> {
     let columns: usize = columns.parse().map_err(|_| "N is not a number")?;
     if !columns.is_multiple_of(8) || !(8..=MOST_COLUMNS).contains(&columns) {
         return Err("N is a multiple of 8, from 8 to 256".to_owned());
@@ -124,8 +156,8 @@ fn multiply(d: &mut Decoder, modifiers: &str) -> Decoded {
     let Operand::Vector(accumulators) = to else {
         return Err("expected a vector of accumulators".to_owned());
     };
-    if accumulators.len() != columns / 2 {
-        let (expected, found) = (columns / 2, accumulators.len());
+    let (expected, found) = (columns / 4 * registers_of_tile, accumulators.len());
+    if found != expected {
         return Err(format!("expected {expected} accumulators, found {found}"));
     }
     let accumulators: Result<_, _> = accumulators.iter().map(|r| d.register(r)).collect();
@@ -141,8 +173,9 @@ fn multiply(d: &mut Decoder, modifiers: &str) -> Decoded {
         }
     }
     let (scales, transposed) = match (registers, flags.as_slice()) {
-        (Some(_), [a, b, right]) => ([*a, *b], [0, *right]),
-        (None, [a, b, left, right]) => ([*a, *b], [*left, *right]),
+        (_, [a, b]) if !transposes => ([*a, *b], [0, 0]),
+        (Some(_), [a, b, right]) if transposes => ([*a, *b], [0, *right]),
+        (None, [a, b, left, right]) if transposes => ([*a, *b], [*left, *right]),
         _ => return Err("expected two scales and the transpositions".to_owned()),
     };
     if scales.iter().any(|scale| scale.abs() != 1) || transposed.iter().any(|t| !(0..2).contains(t))
@@ -174,18 +207,14 @@ fn multiply(d: &mut Decoder, modifiers: &str) -> Decoded {
         adds,
         sign: (scales[0] * scales[1]) as f32,
     };
-    match (kind, host::is_wide()) {
-        ("f32.f16.f16", true) => warpgroup!(move |g| product.execute::<FusedF16>(g, columns)),
-        ("f32.f16.f16", false) => warpgroup!(move |g| product.execute::<F16>(g, columns)),
-        _ => warpgroup!(move |g| product.execute::<Bf16>(g, columns)),
-    }
+    Ok((product, columns))
 }
 
 impl Product {
     /// Computes the product. Its registers and its operands in shared memory are in use until it was
     /// waited for, so that nobody can tell that the result is there earlier.
     #[inline(always)]
-    fn execute<E: Element>(
+    fn execute<L: Element, R: Element, S: Accumulator, const DEPTH: usize>(
         &self,
         group: &mut Warpgroup,
         columns: usize,
@@ -200,16 +229,16 @@ impl Product {
         }
         let adds = group.read_uniform_predicate(self.adds, "scale-d")?;
         let mut left = [[0.0; DEPTH]; ROWS];
-        self.load_left::<E>(group, number, &mut left)?;
+        self.load_left::<L, DEPTH>(group, number, &mut left)?;
         let mut right = [[[0.0; 8]; DEPTH]; MOST_COLUMNS / 8];
         let is_mn_major = self.right.is_mn_major;
-        self.right.load(
+        self.right.load::<R>(
             group,
             number,
             columns,
             #[inline(always)]
             |column, k, chunk| {
-                let (right, chunk) = (&mut right[column / 8], map_row(&chunk, E::widen));
+                let (right, chunk) = (&mut right[column / 8], map_row(&chunk, R::widen));
                 match is_mn_major {
                     true => right[k] = chunk,
                     false => (0..8).for_each(|i| right[k + i][column % 8] = chunk[i]),
@@ -217,20 +246,25 @@ impl Product {
             },
         )?;
         group.tally.flops += 2 * (ROWS * columns * DEPTH) as u64;
-        for (right, registers) in right.iter().zip(self.operands.accumulators.as_chunks().0) {
+        let truncates = L::BYTES == 1 && group.truncates_sums;
+        let accumulators = self.operands.accumulators.chunks_exact(2 * S::REGISTERS);
+        for (right, registers) in right.iter().zip(accumulators) {
             let mut sums = Columns::default();
             if adds {
-                read_accumulators(group, registers, &mut sums)?;
+                read_accumulators::<S>(group, registers, &mut sums)?;
             }
-            tiles::add_products::<E>(&mut sums, &left, right);
-            write_accumulators(group, registers, &sums);
+            match truncates {
+                true => truncation::add_products(&mut sums, &left, right),
+                false => tiles::add_products::<L, DEPTH>(&mut sums, &left, right),
+            }
+            write_accumulators::<S>(group, registers, &sums);
         }
         Ok(())
     }
 
     /// Loads A, with its sign.
     #[inline(always)]
-    fn load_left<E: Element>(
+    fn load_left<E: Element, const DEPTH: usize>(
         &self,
         group: &mut Warpgroup,
         number: u32,
@@ -238,7 +272,7 @@ impl Product {
     ) -> Result<(), Box<Violation>> {
         let widen = |element| self.sign * E::widen(element);
         if let Some(matrix) = self.left {
-            matrix.load(
+            matrix.load::<E>(
                 group,
                 number,
                 ROWS,
@@ -256,9 +290,14 @@ impl Product {
             let registers = self.operands.left.iter().flatten();
             for (i, register) in registers.enumerate() {
                 let row = warp.registers.read(*register, u32::MAX);
-                let tile = tiles::from_pairs(row.map_err(|violation| violation.by(warp.index))?);
-                for (left, elements) in left[8 * (i % 2)..].iter_mut().zip(&tile) {
-                    left[8 * (i / 2)..][..8].copy_from_slice(&map_row(elements, widen));
+                let row = row.map_err(|violation| violation.by(warp.index))?;
+                let parts = 2 / E::BYTES;
+                for part in 0..parts {
+                    let tile = tiles::from_register::<E>(row, part);
+                    for (left, elements) in left[8 * (i % 2)..].iter_mut().zip(&tile) {
+                        let k = 8 * (parts * (i / 2) + part);
+                        left[k..][..8].copy_from_slice(&map_row(elements, widen));
+                    }
                 }
             }
         }
@@ -267,10 +306,10 @@ impl Product {
 }
 
 impl Matrix {
-    /// Loads `rows` rows (columns of B) of 16 elements, as `put(row, k, chunk)`: the elements of a row from `k` on, or if
+    /// Loads `rows` rows (columns of B) of 32 bytes, as `put(row, k, eight)`: eight elements of a row from `k` on, or if
     /// it is MN-major those of the rows from `row` on.
     #[inline(always)]
-    fn load(
+    fn load<E: Element>(
         self,
         group: &mut Warpgroup,
         product: u32,
@@ -285,28 +324,29 @@ impl Matrix {
         };
         descriptor.check_start(used as u32)?;
         if group.counters {
-            group.tally.count_bulk((rows * DEPTH * 2) as u32);
+            group.tally.count_bulk((rows * ROW_BYTES) as u32);
         }
         let (number, mut settled) = (group.number, None);
         let (shared, warps) = group.shared_as();
         let mut chunk = |offset: u32| {
             let address = descriptor.swizzled(descriptor.address.wrapping_add(offset));
-            let bytes = shared.read_operand(&warps, (number, product), address, &mut settled)?;
-            Ok::<[u32; 8], Box<Violation>>(row_of(|i| {
-                u32::from(u16::from_le_bytes([bytes[2 * i], bytes[2 * i + 1]]))
-            }))
+            shared.read_operand(&warps, (number, product), address, &mut settled)
         };
+        let elements = 16 / E::BYTES;
         let (outer, inner) = match self.is_mn_major {
-            true => (rows / 8, DEPTH),
-            false => (rows, DEPTH / 8),
+            true => (rows / 8, ROW_BYTES / E::BYTES),
+            false => (rows, ROW_BYTES / 16),
         };
         for i in 0..outer {
             for j in 0..inner {
                 let (row, k, offset) = match self.is_mn_major {
                     true => (8 * i, j, descriptor.mn_major(i as u32, j as u32)),
-                    false => (i, 8 * j, descriptor.k_major(i as u32, j as u32)),
+                    false => (i, elements * j, descriptor.k_major(i as u32, j as u32)),
                 };
-                put(row, k, chunk(offset)?);
+                let bytes = chunk(offset)?;
+                for first in (0..elements).step_by(8) {
+                    put(row, k + first, row_of(|i| E::bits(&bytes, first + i)));
+                }
             }
         }
         Ok(())
@@ -380,32 +420,33 @@ fn misused(what: &'static str) -> Box<Violation> {
     Violation::of_warp(Rule::ProductMisused { what })
 }
 
-/// Reads the four registers of eight columns.
+/// Reads the registers of eight columns.
 #[inline(always)]
-fn read_accumulators(
+fn read_accumulators<S: Accumulator>(
     group: &Warpgroup,
-    registers: &[Reg<u32>; 4],
+    registers: &[Reg<u32>],
     sums: &mut Columns,
 ) -> Result<(), Box<Violation>> {
     for (warp, sums) in group.warps.iter().zip(sums.as_chunks_mut::<2>().0) {
-        let read = |register: Reg<u32>| {
-            let row = warp.registers.read(register, u32::MAX);
-            row.map_err(|violation| violation.by(warp.index))
-        };
-        for (i, sums) in sums.iter_mut().enumerate() {
-            *sums = tiles::from_words(read(registers[2 * i])?, read(registers[2 * i + 1])?);
+        for (sums, registers) in sums.iter_mut().zip(registers.chunks_exact(S::REGISTERS)) {
+            let tile = S::read(|i| warp.registers.read(registers[i], u32::MAX));
+            *sums = tile.map_err(|violation| violation.by(warp.index))?;
         }
     }
     Ok(())
 }
 
 #[inline(always)]
-fn write_accumulators(group: &mut Warpgroup, registers: &[Reg<u32>; 4], sums: &Columns) {
+fn write_accumulators<S: Accumulator>(
+    group: &mut Warpgroup,
+    registers: &[Reg<u32>],
+    sums: &Columns,
+) {
     for (warp, sums) in group.warps.iter_mut().zip(sums.as_chunks::<2>().0) {
-        for (i, sums) in sums.iter().enumerate() {
-            let [even, odd] = tiles::to_words(sums);
-            warp.registers.write(registers[2 * i], u32::MAX, even);
-            warp.registers.write(registers[2 * i + 1], u32::MAX, odd);
+        for (sums, registers) in sums.iter().zip(registers.chunks_exact(S::REGISTERS)) {
+            S::write(sums, |i, row| {
+                warp.registers.write(registers[i], u32::MAX, row)
+            });
         }
     }
 }

@@ -8,11 +8,11 @@ use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
 /// Bytes of shared memory that [`module`] fills.
-const BYTES: usize = 100 << 10;
+pub const BYTES: usize = 100 << 10;
 
 /// A kernel of `threads` threads around a body. Its threads copy the input to shared memory at `smem`;
 /// `%out` is the address of the thread's `words` words of output, `%d0` to `%d127` are accumulators.
-fn module(threads: u32, words: usize, body: &str) -> String {
+pub fn module(threads: u32, words: usize, body: &str) -> String {
     let body = format!(
         ".reg .pred %p<8>;
         .reg .b32 %r<32>, %a<8>, %d<128>;
@@ -36,7 +36,7 @@ fn module(threads: u32, words: usize, body: &str) -> String {
 }
 
 /// Runs a module over an image of shared memory; the words of all threads, and what it counted.
-fn launched(
+pub fn launched(
     text: &str,
     threads: u32,
     words: usize,
@@ -141,70 +141,188 @@ impl Layout {
     }
 }
 
-/// The bits of a small whole number, so that sums are exact.
-fn bits(number: i32, is_bf16: bool) -> u16 {
-    match is_bf16 {
-        true => bf16::from_f32(number as f32).to_bits(),
-        false => f16::from_f32(number as f32).to_bits(),
+/// The bits of a small whole number of f16, so that sums are exact.
+fn bits(number: i32) -> u16 {
+    f16::from_f32(number as f32).to_bits()
+}
+
+/// The types of a product.
+#[derive(Clone, Copy, Debug)]
+struct Types {
+    sums: &'static str,
+    operands: [&'static str; 2],
+}
+
+impl Types {
+    const ALL: [Types; 11] = [
+        Types::new("f32", "f16", "f16"),
+        Types::new("f32", "bf16", "bf16"),
+        Types::new("f16", "f16", "f16"),
+        Types::new("f32", "e4m3", "e4m3"),
+        Types::new("f32", "e4m3", "e5m2"),
+        Types::new("f32", "e5m2", "e4m3"),
+        Types::new("f32", "e5m2", "e5m2"),
+        Types::new("f16", "e4m3", "e4m3"),
+        Types::new("f16", "e4m3", "e5m2"),
+        Types::new("f16", "e5m2", "e4m3"),
+        Types::new("f16", "e5m2", "e5m2"),
+    ];
+
+    const fn new(sums: &'static str, left: &'static str, right: &'static str) -> Self {
+        let operands = [left, right];
+        Types { sums, operands }
+    }
+
+    /// Bytes of an element.
+    fn bytes(self) -> usize {
+        if self.operands[0].ends_with("16") {
+            2
+        } else {
+            1
+        }
+    }
+
+    fn depth(self) -> usize {
+        32 / self.bytes()
+    }
+
+    /// Registers of accumulators.
+    fn registers(self, columns: usize) -> usize {
+        if self.sums == "f32" {
+            columns / 2
+        } else {
+            columns / 4
+        }
+    }
+
+    /// The accumulators of a thread, by row and column.
+    fn sums(self, thread: usize, words: &[u32]) -> Vec<(usize, usize, f32)> {
+        let (warp, lane) = (thread / 32, thread % 32);
+        let halves =
+            |word: &u32| [*word as u16, (word >> 16) as u16].map(|h| f16::from_bits(h).to_f32());
+        let numbers: Vec<f32> = match self.sums {
+            "f32" => words.iter().map(|word| f32::from_bits(*word)).collect(),
+            _ => words.iter().flat_map(halves).collect(),
+        };
+        let placed = numbers.into_iter().enumerate().map(|(i, number)| {
+            let row = 16 * warp + lane / 4 + i % 4 / 2 * 8;
+            (row, i / 4 * 8 + lane % 4 * 2 + i % 2, number)
+        });
+        placed.collect()
+    }
+}
+
+/// The bytes of a small whole number of a type, so that sums are exact.
+fn element(number: i32, kind: &str) -> Vec<u8> {
+    let x = number as f32;
+    match kind {
+        "bf16" => bf16::from_f32(x).to_bits().to_le_bytes().to_vec(),
+        "f16" => bits(number).to_le_bytes().to_vec(),
+        "e5m2" => vec![(bits(number) >> 8) as u8],
+        _ if number == 0 => vec![0],
+        // The exponent's bias is 7 in place of 127.
+        _ => vec![((x.abs().to_bits() >> 20) - (120 << 3)) as u8 | u8::from(number < 0) << 7],
     }
 }
 
 /// `{%prefix0, %prefix1, ...}`
-fn vector(prefix: &str, count: usize) -> String {
+pub fn vector(prefix: &str, count: usize) -> String {
     let names: Vec<_> = (0..count).map(|i| format!("%{prefix}{i}")).collect();
     format!("{{{}}}", names.join(", "))
 }
 
 /// Statements that store the accumulators.
-fn stores(columns: usize) -> String {
+pub fn stores(registers: usize) -> String {
     let store = |i| format!("st.global.b32 [%out+{}], %d{i};", 4 * i);
-    (0..columns / 2).map(store).collect()
+    (0..registers).map(store).collect()
 }
 
-#[test]
-fn products_of_all_layouts() {
-    let random = &mut StdRng::seed_from_u64(12);
-    for case in 0..150 {
+/// The statements of a product of matrices in memory, of which A may come through registers.
+struct Statements {
+    types: Types,
+    columns: usize,
+    layouts: [Layout; 2],
+    in_registers: bool,
+    adds: bool,
+    signs: [i32; 2],
+}
+
+/// Where the matrices lie in shared memory.
+const BASES: [usize; 2] = [0, 24 << 10];
+/// Where the rows of A lie that come through registers.
+const ROWS: usize = 96 << 10;
+
+impl Statements {
+    fn random(random: &mut StdRng, types: Types) -> Self {
         let columns = 8 * random.random_range(1..33);
-        let (left, right) = (Layout::random(random, 64), Layout::random(random, columns));
-        let is_bf16 = random.random_bool(0.5);
-        let in_registers = random.random_bool(0.3);
-        let adds = random.random_bool(0.5);
-        let signs: [i32; 2] = std::array::from_fn(|_| [1, -1][random.random_range(0..2)]);
-        let mut number = || random.random_range(-8..9);
-        let a: Vec<[i32; 16]> = (0..64).map(|_| std::array::from_fn(|_| number())).collect();
-        let b: Vec<[i32; 16]> = (0..columns)
-            .map(|_| std::array::from_fn(|_| number()))
-            .collect();
+        let mut layouts = [64, columns].map(|rows| Layout::random(random, rows));
+        while types.bytes() == 1 && layouts.iter().any(|layout| layout.mn_major) {
+            layouts = [64, columns].map(|rows| Layout::random(random, rows));
+        }
+        Statements {
+            types,
+            columns,
+            layouts,
+            in_registers: random.random_bool(0.3),
+            adds: random.random_bool(0.5),
+            signs: std::array::from_fn(|_| [1, -1][random.random_range(0..2)]),
+        }
+    }
+
+    /// The image of shared memory with matrices of 64 and N rows.
+    fn image(&self, matrices: [&[Vec<i32>]; 2]) -> Vec<u8> {
         let mut image = vec![0_u8; BYTES];
-        let bases = [0, 24 << 10];
-        for ((matrix, layout), base) in [(&a, left), (&b, right)].into_iter().zip(bases) {
+        let bytes = self.types.bytes();
+        let mut put = |place: usize, number: i32, kind: &str| {
+            image[place..place + bytes].copy_from_slice(&element(number, kind));
+        };
+        for (i, matrix) in matrices.into_iter().enumerate() {
+            let kind = self.types.operands[i];
             for (row, elements) in matrix.iter().enumerate() {
-                for (k, element) in elements.iter().enumerate() {
-                    let place = base + layout.place(row, k);
-                    image[place..place + 2].copy_from_slice(&bits(*element, is_bf16).to_le_bytes());
+                for (k, number) in elements.iter().enumerate() {
+                    // Two elements of 8 bits lie where one of 16 would.
+                    let place = self.layouts[i].place(row, k * bytes / 2) + k * bytes % 2;
+                    put(BASES[i] + place, *number, kind);
+                    if i == 0 {
+                        put(ROWS + 32 * row + k * bytes, *number, kind);
+                    }
                 }
             }
         }
-        // A in registers comes through shared memory, row by row.
-        let rows = 96 << 10;
-        for (i, element) in a.as_flattened().iter().enumerate() {
-            let place = rows + 2 * i;
-            image[place..place + 2].copy_from_slice(&bits(*element, is_bf16).to_le_bytes());
-        }
-        let load = |i: usize, row: usize, k: usize| {
-            format!("ld.shared.b32 %a{i}, [%r1+{}];", rows + 32 * row + 2 * k)
+        image
+    }
+
+    fn body(&self) -> String {
+        let Types { sums, operands } = self.types;
+        let ([left, right], [first, second]) = (self.layouts, operands);
+        let (columns, depth) = (self.columns, self.types.depth());
+        let registers = self.types.registers(columns);
+        let load = |i: usize, row: usize, byte: usize| {
+            format!("ld.shared.b32 %a{i}, [%r1+{}];", ROWS + 32 * row + byte)
         };
-        let kind = if is_bf16 { "bf16" } else { "f16" };
-        let [first, second] = [0, 1].map(|i| [left, right][i].descriptor(1024 + bases[i]));
-        let (operand, transposed) = match in_registers {
-            true => (vector("a", 4), String::new()),
-            false => ("%rd0".to_owned(), format!("{}, ", u32::from(left.mn_major))),
+        let [of_left, of_right] = [0, 1].map(|i| self.layouts[i].descriptor(1024 + BASES[i]));
+        let majors = match (self.types.bytes(), self.in_registers) {
+            (1, _) => String::new(),
+            (_, true) => format!(", {}", u32::from(right.mn_major)),
+            _ => format!(
+                ", {}, {}",
+                u32::from(left.mn_major),
+                u32::from(right.mn_major)
+            ),
         };
-        let ones: String = (0..columns / 2)
-            .map(|i| format!("mov.b32 %d{i}, 0f3f800000;"))
+        let operand = match self.in_registers {
+            true => vector("a", 4),
+            false => "%rd0".to_owned(),
+        };
+        let one = if sums == "f32" {
+            "0f3f800000"
+        } else {
+            "0x3c003c00"
+        };
+        let ones: String = (0..registers)
+            .map(|i| format!("mov.b32 %d{i}, {one};"))
             .collect();
-        let body = format!(
+        format!(
             "{ones}
             shl.b32 %r1, %warp, 9;        // 16 rows of 32 bytes
             shr.u32 %r2, %lane, 2;
@@ -215,52 +333,69 @@ fn products_of_all_layouts() {
             add.s32 %r1, %r1, %r2;
             add.s32 %r1, %r1, %smem;
             {} {} {} {}
-            mov.b64 %rd0, {first};
-            mov.b64 %rd1, {second};
+            mov.b64 %rd0, {of_left};
+            mov.b64 %rd1, {of_right};
             wgmma.fence.sync.aligned;
             {{ .reg .pred add;
             setp.ne.b32 add, {}, 0;
-            wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.{kind}.{kind}
-                {}, {operand}, %rd1, add, {}, {}, {transposed}{}; }}
+            wgmma.mma_async.sync.aligned.m64n{columns}k{depth}.{sums}.{first}.{second}
+                {}, {operand}, %rd1, add, {}, {}{majors}; }}
             wgmma.commit_group.sync.aligned;
             wgmma.wait_group.sync.aligned 0;
             {}",
             load(0, 0, 0),
             load(1, 8, 0),
-            load(2, 0, 8),
-            load(3, 8, 8),
-            u32::from(adds),
-            vector("d", columns / 2),
-            signs[0],
-            signs[1],
-            u32::from(right.mn_major),
-            stores(columns),
+            load(2, 0, 16),
+            load(3, 8, 16),
+            u32::from(self.adds),
+            vector("d", registers),
+            self.signs[0],
+            self.signs[1],
+            stores(registers),
+        )
+    }
+}
+
+#[test]
+fn products_of_all_types_and_layouts() {
+    let random = &mut StdRng::seed_from_u64(12);
+    for case in 0..30 * Types::ALL.len() {
+        let types = Types::ALL[case % Types::ALL.len()];
+        let (depth, statements) = (types.depth(), Statements::random(random, types));
+        let Statements {
+            columns,
+            adds,
+            signs,
+            ..
+        } = statements;
+        let mut matrix = |rows: usize| -> Vec<Vec<i32>> {
+            let mut row = || (0..depth).map(|_| random.random_range(-8..9)).collect();
+            (0..rows).map(|_| row()).collect()
+        };
+        let (a, b) = (matrix(64), matrix(columns));
+        let image = statements.image([&a, &b]);
+        let what = format!(
+            "case {case}: {types:?}, {columns} columns, {:?}, {}",
+            statements.layouts, statements.in_registers
         );
-        let what = format!("case {case}: {columns} columns, {left:?}, {right:?}, {in_registers}");
-        let text = module(128, columns / 2, &body);
+        let words = types.registers(columns);
+        let text = module(128, words, &statements.body());
         let options = Options {
-            seed: case,
+            seed: case as u64,
             ..Options::default()
         };
-        let found = launched(&text, 128, columns / 2, &image, &options);
+        let found = launched(&text, 128, words, &image, &options);
         let (found, counters) = found.unwrap_or_else(|error| panic!("{what}: {error}"));
-        for (thread, words) in found.chunks_exact(columns / 2).enumerate() {
-            let (warp, lane) = (thread / 32, thread % 32);
-            for (i, word) in words.iter().enumerate() {
-                let row = 16 * warp + lane / 4 + i % 4 / 2 * 8;
-                let column = i / 4 * 8 + lane % 4 * 2 + i % 2;
-                let product: i32 = (0..16).map(|k| a[row][k] * b[column][k]).sum();
+        for (thread, words) in found.chunks_exact(words).enumerate() {
+            for (row, column, sum) in types.sums(thread, words) {
+                let product: i32 = (0..depth).map(|k| a[row][k] * b[column][k]).sum();
                 let expected = i32::from(adds) + signs[0] * signs[1] * product;
-                assert_eq!(
-                    f32::from_bits(*word),
-                    expected as f32,
-                    "{what}: {row}, {column}"
-                );
+                assert_eq!(sum, expected as f32, "{what}: {row}, {column}");
             }
         }
         assert_eq!(
             counters.total_of("wgmma.mma").flops,
-            2 * 64 * 16 * columns as u64
+            2 * 64 * (depth * columns) as u64
         );
     }
 }
@@ -286,7 +421,7 @@ const CHAIN: &str = "
 fn report(body: &str, threads: u32) -> Option<String> {
     let text = module(threads, 4, body);
     let image: Vec<u8> = (0..BYTES / 2)
-        .flat_map(|i| bits(i as i32 % 5, false).to_le_bytes())
+        .flat_map(|i| bits(i as i32 % 5).to_le_bytes())
         .collect();
     let mut reports = (0..10).map(|seed| {
         let options = Options {
@@ -520,6 +655,21 @@ fn what_is_no_product_does_not_load() {
             product,
             "{%d0, %d1, %d2, %d3}, %rd1, %rd1, 1, 2, 1, 0, 0;",
             "a scale is",
+        ),
+        (
+            "m64n8k16.f32.f16.f16 {%d0, %d1, %d2, %d3}, %rd1",
+            "m64n8k32.f32.e4m3.e4m3 {%d0, %d1, %d2, %d3}, %rd1",
+            "transpositions",
+        ),
+        (
+            "m64n8k16.f32.f16.f16 {%d0, %d1, %d2, %d3}, %rd1",
+            "m64n8k16.f16.f16.f16 {%d0, %d1, %d2, %d3}, %rd1",
+            "expected 2",
+        ),
+        (
+            "m64n8k16.f32.f16.f16 {%d0",
+            "m64n8k16.f32.e4m3.e4m3 {%d0",
+            "unknown",
         ),
         (
             "f32.f16.f16 {%d0, %d1, %d2, %d3}, %rd1",

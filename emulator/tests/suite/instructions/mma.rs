@@ -1,6 +1,6 @@
 //! `mma.sync` beside a plain product.
 
-use crate::tiny::warp;
+use crate::tiny::{hopper_warp, warp};
 use half::{bf16, f16};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
@@ -105,5 +105,65 @@ fn mma_multiplies_matrices() {
             .map(|x| f16::from_f32(*x).to_f32())
             .collect();
         assert_eq!(found, expected);
+    }
+}
+
+/// The bits of e4m3 or, with 2 bits of fraction, e5m2 of a whole number from -4 to 4.
+fn byte(number: i32, fraction_bits: u32) -> u32 {
+    let bias = if fraction_bits == 3 { 7 } else { 15 };
+    if number == 0 {
+        return 0;
+    }
+    let bits = (number.unsigned_abs() as f32).to_bits() >> (23 - fraction_bits);
+    bits - ((127 - bias) << fraction_bits) | u32::from(number < 0) << 7
+}
+
+#[test]
+fn mma_multiplies_matrices_of_fp8() {
+    let mut random = StdRng::seed_from_u64(8);
+    for (types, fractions) in [
+        ("e4m3.e4m3", [3, 3]),
+        ("e4m3.e5m2", [3, 2]),
+        ("e5m2.e4m3", [2, 3]),
+        ("e5m2.e5m2", [2, 2]),
+    ] {
+        let mut matrix = |rows: usize| -> Vec<[i32; 32]> {
+            let mut row = || std::array::from_fn(|_| random.random_range(-4..5));
+            (0..rows).map(|_| row()).collect()
+        };
+        // B by columns.
+        let (a, b) = (matrix(16), matrix(8));
+        let word = |row: &[i32; 32], k: usize, fraction_bits| {
+            let bytes = (0..4).map(|i| byte(row[k + i], fraction_bits) << (8 * i));
+            bytes.sum::<u32>()
+        };
+        let mut input = Vec::new();
+        for lane in 0..32 {
+            let (g, k) = (lane / 4, 4 * (lane % 4));
+            for (row, k) in [(g, k), (g + 8, k), (g, k + 16), (g + 8, k + 16)] {
+                input.push(word(&a[row], k, fractions[0]));
+            }
+            input.extend([k, k + 16].map(|k| word(&b[g], k, fractions[1])));
+        }
+        let body = format!(
+            "mad.wide.u32 %d0, %lane, 24, %in;
+            ld.global.b32 %r0, [%d0]; ld.global.b32 %r1, [%d0+4]; ld.global.b32 %r2, [%d0+8];
+            ld.global.b32 %r3, [%d0+12]; ld.global.b32 %r4, [%d0+16]; ld.global.b32 %r5, [%d0+20];
+            mov.b32 %r6, 0f3f800000;
+            mma.sync.aligned.m16n8k32.row.col.f32.{types}.f32
+                {{%r10, %r11, %r12, %r13}}, {{%r0, %r1, %r2, %r3}}, {{%r4, %r5}}, {{%r6, %r6, %r6, %r6}};
+            st.global.v4.b32 [%out], {{%r10, %r11, %r12, %r13}};"
+        );
+        for (lane, words) in hopper_warp(&body, &input).iter().enumerate() {
+            for (i, word) in words[..4].iter().enumerate() {
+                let (row, column) = (lane / 4 + 8 * (i / 2), 2 * (lane % 4) + i % 2);
+                let product: i32 = a[row].iter().zip(&b[column]).map(|(a, b)| a * b).sum();
+                assert_eq!(
+                    f32::from_bits(*word),
+                    (1 + product) as f32,
+                    "{types}: {row}, {column}"
+                );
+            }
+        }
     }
 }
