@@ -20,7 +20,7 @@ pub struct Options {
     /// Shared memory that a block can have, static and dynamic together, in bytes. The default is
     /// 227 KB, the most that any device has.
     pub max_shared_bytes: u32,
-    /// Whether `wgmma` of FP8 adds the products of a k-step of 32 with 14 bits, as Hopper does, instead of in f32.
+    /// Whether `wgmma` of FP8 with sums in f32 keeps 14 bits of each product, as Hopper does; off by default.
     pub truncated_fp8_sums: bool,
 }
 

@@ -9,6 +9,7 @@
 //!   `instructions`. A module with any other instruction does not load.
 //! - Mbarriers, bulk and tensor copies, bulk reductions, proxy fences, `wgmma` and `setmaxnreg`, in modules whose target
 //!   is `sm_90` or later. A [`TensorMap`] takes the place of what the driver encodes.
+//! - FP8, e4m3 and e5m2: `cvt` of pairs, `mma` and `wgmma`, in modules whose target is `sm_89` or later.
 //! - Warps of 32 lanes in lockstep. Lanes that part at a branch run one way after the other and
 //!   meet at its immediate post-dominator.
 //! - Blocks run in parallel; blocks of a kernel with atomics, reductions or sleeps take turns. The warps of a block take
@@ -35,11 +36,13 @@
 //! # Where the PTX manual leaves results open
 //! - `mma` and `wgmma` with f32 accumulation: products are exact unless they overflow. They are added to
 //!   the accumulator one by one in order of `k`, each sum rounded to nearest in f32. With f16
-//!   accumulation the f32 sum is rounded to f16 once.
+//!   accumulation the f32 sum is rounded to f16 once for each instruction.
+//! - `wgmma` of FP8 with f32 accumulation keeps fewer bits of products if [`Options::truncated_fp8_sums`] says so, which
+//!   models Hopper's tensor cores.
 //! - The lane that `elect.sync` chooses depends on the members and on [`Options::seed`].
-//! - `ex2`, `lg2` and `rsqrt` with `.approx`, and `div.full`, are computed in f64 and rounded to
+//! - `ex2`, `lg2`, `rsqrt` and `tanh` with `.approx`, and `div.full`, are computed in f64 and rounded to
 //!   nearest; `rcp` and `sqrt` with `.approx` are rounded to nearest.
-//! - A NaN that arithmetic produces is `0x7fffffff`. Division of an integer by zero gives all ones.
+//! - A NaN that arithmetic produces is `0x7fffffff`, of 16 bits `0x7fff`, of FP8 `0x7f`. Division of an integer by zero gives all ones.
 //!
 //! Results beside an H200's, on a million random operands each (bit patterns of all kinds, and the
 //! ranges that a softmax meets):

@@ -139,7 +139,7 @@ fn product<L: Element, R: Element, S: Accumulator, const DEPTH: usize>(
 }
 
 /// `d, a, b, scale-d, imm-scale-a, imm-scale-b{, imm-trans-a}{, imm-trans-b}`, and the number of columns. `imm-trans-a`
-/// belongs to an A in shared memory, and only `transposes` has either. A tile of accumulators has so many `registers`.
+/// belongs to an A in shared memory, and types without `transposes` have neither.
 fn operands(
     d: &mut Decoder,
     columns: &str,
@@ -246,7 +246,7 @@ impl Product {
             },
         )?;
         group.tally.flops += 2 * (ROWS * columns * DEPTH) as u64;
-        let truncates = L::BYTES == 1 && group.truncates_sums;
+        let truncates = L::BYTES == 1 && S::EXCEED_FP8 && group.truncates_sums;
         let accumulators = self.operands.accumulators.chunks_exact(2 * S::REGISTERS);
         for (right, registers) in right.iter().zip(accumulators) {
             let mut sums = Columns::default();

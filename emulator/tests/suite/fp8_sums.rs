@@ -3,18 +3,18 @@
 use crate::wgmma::{BYTES, launched, module, stores, vector};
 use emulator::Options;
 
-/// The first sum of 32 columns of ones times ones, `steps` products after each other.
+/// A sum of ones times ones, over so many products after each other.
 fn sum_of_ones(kind: &str, steps: usize, truncated_fp8_sums: bool) -> f32 {
-    let (depth, one, none, major) = match kind {
-        "f16" => (16, 0x3c00_u16, 0, ", 0, 0"),
-        _ => (32, 0x3838, 0, ""),
+    let (depth, ones, major) = match kind {
+        "f16" => (16, 0x3c00_u16, ", 0, 0"),
+        _ => (32, 0x3838, ""),
     };
     let product = format!(
         "wgmma.mma_async.sync.aligned.m64n8k{depth}.f32.{kind}.{kind} {}, %rd0, %rd0, 1, 1, 1{major};",
         vector("d", 4)
     );
     let body = format!(
-        "mov.b32 %d0, {none}; mov.b32 %d1, {none}; mov.b32 %d2, {none}; mov.b32 %d3, {none};
+        "mov.b32 %d0, 0; mov.b32 %d1, 0; mov.b32 %d2, 0; mov.b32 %d3, 0;
         mov.b64 %rd0, 4611686293305360448; // 1 << 62 | 64 << 32 | 1 << 16 | 1024 / 16
         mov.b32 %r9, 0;
         wgmma.fence.sync.aligned;
@@ -26,7 +26,7 @@ fn sum_of_ones(kind: &str, steps: usize, truncated_fp8_sums: bool) -> f32 {
         {}",
         stores(4)
     );
-    let image = one.to_le_bytes().repeat(BYTES / 2);
+    let image = ones.to_le_bytes().repeat(BYTES / 2);
     let options = Options {
         truncated_fp8_sums,
         ..Options::default()

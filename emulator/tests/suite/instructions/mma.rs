@@ -115,7 +115,7 @@ fn byte(number: i32, fraction_bits: u32) -> u32 {
         return 0;
     }
     let bits = (number.unsigned_abs() as f32).to_bits() >> (23 - fraction_bits);
-    bits - ((127 - bias) << fraction_bits) | u32::from(number < 0) << 7
+    (bits - ((127 - bias) << fraction_bits)) | u32::from(number < 0) << 7
 }
 
 #[test]
