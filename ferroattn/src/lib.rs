@@ -99,7 +99,7 @@ pub use merge::{
 #[cfg(feature = "cpu")]
 pub use options::HostOptions;
 pub use options::{
-    CustomArray, CustomKernels, MaskElement, ParseWindowError, RawArray, RawBias, RawCustom,
+    CustomArray, CustomKernels, Fp8, MaskElement, ParseWindowError, RawArray, RawBias, RawCustom,
     RawMask, RawOptions, RawPrefix, RawSequences, Sequences, Window, alibi_slopes,
 };
 pub use plan::{Plan, Step};

@@ -5,7 +5,7 @@ mod tensors;
 use crate::device::{Device, RawStream, Stream};
 use crate::error::{Error, Result};
 use crate::forward::{Planner, Problem};
-use crate::options::{TensorOptions, Window, read_pages};
+use crate::options::{Fp8, TensorOptions, Window, read_pages};
 use crate::tensor::{expect_device, expect_shape};
 use std::ptr::null_mut;
 use std::sync::Arc;
@@ -251,6 +251,30 @@ impl<'a> Attention<'a> {
     /// ```
     pub fn batch_invariant(mut self, invariant: bool) -> Self {
         self.tensors.batch_invariant = invariant;
+        self
+    }
+
+    /// Products of FP8: q, k and v are rounded to e4m3 by kernels of their own, and multiplied at twice the speed of 16-bit numbers. Default:
+    /// off. [`Fp8`] says how they are rounded, `docs/fp8.md` what that costs.
+    ///
+    /// A GPU needs compute capability 9.0; head dims go up to 256. There are no gradients, and no other options but
+    /// [`causal`](Self::causal) and [`scale`](Self::scale).
+    ///
+    /// ```
+    /// # fn main() -> ferroattn::Result<()> {
+    /// use ferroattn::{Attention, Class, Dtype, Facts, Fp8, Problem, RawForward};
+    ///
+    /// let shape = [1, 16, 16_384, 128];
+    /// let args = RawForward::row_major(&Problem::new(shape, shape, shape, false, None)?);
+    /// let h100 = Facts::emulated(Class::Sm90);
+    /// let plan = Attention::new().fp8(Fp8::new()).plan(Some(&h100), Dtype::Bf16, &args)?;
+    /// assert_eq!(plan.kernel, "fp8_bf16_d128");
+    /// assert_eq!(plan.steps.len(), 5, "q, k, moments of v, v, and attention");
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn fp8(mut self, fp8: impl Into<Option<Fp8>>) -> Self {
+        self.tensors.fp8 = fp8.into();
         self
     }
 

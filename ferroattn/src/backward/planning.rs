@@ -8,7 +8,7 @@ use crate::device::{Device, Facts, plans};
 use crate::empty;
 use crate::error::{Error, Result};
 use crate::forward::{self, Problem};
-use crate::options::{CACHE, PAGES, PAIRS, PREFIX, expect_best, full, score_shape};
+use crate::options::{CACHE, FP8, PAGES, PAIRS, PREFIX, expect_best, full, score_shape};
 use crate::plan::{CPU, EMPTY, Plan, Steps};
 use crate::tensor::{Dtype, expect_shape};
 use std::sync::Arc;
@@ -39,6 +39,7 @@ impl Attention<'_> {
             ),
             (PAGES, options.pages.is_some() || own.pages.is_some()),
             (PREFIX, options.prefix.is_some() || own.prefix.is_some()),
+            (FP8, options.fp8.is_some() || own.fp8.is_some()),
         ] {
             if is_on {
                 return Err(Error::ForwardOnly(argument));

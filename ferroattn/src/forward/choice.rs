@@ -198,6 +198,9 @@ fn obstacle(
         ) => {
             return Some("copies what other kernels compute with".to_owned());
         }
+        Family::Auxiliary(
+            Auxiliary::RoundRows(_) | Auxiliary::Moments(_) | Auxiliary::RoundValues(_),
+        ) => return Some("rounds what other kernels compute with".to_owned()),
         Family::Auxiliary(Auxiliary::Ranges | Auxiliary::Blocks) => {
             return Some("finds what queries and keys see".to_owned());
         }
@@ -214,8 +217,12 @@ fn obstacle(
         Some(format!("is for dtype {needed}, not {found}"))
     } else if forward.is_latent() && !options.values_in_keys {
         Some("serves values that are the first part of the keys, in memory too".to_owned())
+    } else if forward.is_fp8() && options.fp8.is_none() {
+        Some("multiplies e4m3, for calls with fp8".to_owned())
     } else if let Some(option) = match forward.kind.main_loop {
         Loop::Latent => options::first_of_scores(problem, options),
+        Loop::Fp8 => options::first_beside_fp8(problem, options),
+        _ if options.fp8.is_some() => Some(options::FP8),
         _ if forward.kind.has_pairs() => None,
         _ if forward.kind.mask.has_options() => options::first_of_pairs(problem, options),
         Loop::Decode => options::first_beside_cache(problem, options),

@@ -1,12 +1,13 @@
 //! FlashAttention-2 on the CPU: Algorithm 1 in `f32`, a task for each tile of query rows.
 
+use super::fp8::Rounded;
 use super::{Problem, RawForward};
 use crate::empty;
 use crate::error::Result;
 use crate::options::{Head, HostOptions, Sequence};
 use crate::tensor::{Dtype, Element};
 use half::{bf16, f16};
-use ndarray::{Array2, ArrayView2, ArrayView4, ArrayViewMut1, ArrayViewMut4, Axis, Zip};
+use ndarray::{Array2, Array4, ArrayView2, ArrayView4, ArrayViewMut1, ArrayViewMut4, Axis, Zip};
 use ndarray::{linalg::general_mat_mul, s};
 use rayon::prelude::*;
 use std::ops::Range;
@@ -47,8 +48,33 @@ unsafe fn forward_of<T: Element>(problem: &Problem, args: &RawForward) -> Result
     let lse = lse.as_slice_mut().expect("contiguous");
     // SAFETY: the caller vouches for the memory, and that nothing writes the inputs.
     let options = unsafe { args.options.host(problem, args.k.shape[0]) }?;
-    forward(problem, &options, q, k, v, o, lse);
+    match args.options.fp8 {
+        None => forward(problem, &options, q, k, v, o, lse),
+        Some(_) => forward_fp8(problem, &options, [q, k, v], o, lse),
+    }
     Ok(())
+}
+
+/// [`forward`] of rounded q, k and v.
+fn forward_fp8<T: Element>(
+    p: &Problem,
+    options: &HostOptions,
+    [q, k, v]: [ArrayView4<T>; 3],
+    mut o: ArrayViewMut4<T>,
+    lse: &mut [f32],
+) {
+    let Rounded { q, k, v } = Rounded::new(p, q, k, v);
+    let mut wide = Array4::<f32>::zeros(o.raw_dim());
+    forward(
+        p,
+        options,
+        q.view(),
+        k.view(),
+        v.view(),
+        wide.view_mut(),
+        lse,
+    );
+    o.zip_mut_with(&wide, |o, wide| *o = T::from_f32(*wide));
 }
 
 /// Computes o and lse on all threads of the current rayon pool.

@@ -49,6 +49,8 @@ pub struct MainKernel {
     pub map_dim: Option<u32>,
     /// Whether it reads values as the first part of the keys, in boxes of a half of a step.
     pub values_in_keys: bool,
+    /// Whether it multiplies e4m3.
+    pub is_fp8: bool,
     /// Whether rows of a warp vote on their maxima, unless [`Switch::Exact`] is on.
     pub has_votes: bool,
 }
@@ -77,7 +79,7 @@ impl From<&'static Kernel> for MainKernel {
             is_grouped: forward.kind.is_grouped(),
             waves: match (forward.kind.mask, forward.kind.main_loop) {
                 (MaskKind::Full | MaskKind::Either, _) | (_, Loop::Latent) => Waves::Heads,
-                (_, Loop::Hopper) if forward.slices() == 1 => Waves::Uneven,
+                (_, Loop::Hopper | Loop::Fp8) if forward.slices() == 1 => Waves::Uneven,
                 _ => Waves::Even,
             },
             slices: forward.slices(),
@@ -89,7 +91,11 @@ impl From<&'static Kernel> for MainKernel {
             takes_units: [Kind::DECODE_OPTIONS, Kind::LATENT].contains(&forward.kind),
             map_dim: kernel.takes_maps().then_some(forward.dim),
             values_in_keys: forward.is_latent(),
-            has_votes: !matches!(forward.kind.main_loop, Loop::Wide | Loop::Latent),
+            has_votes: !matches!(
+                forward.kind.main_loop,
+                Loop::Wide | Loop::Latent | Loop::Fp8
+            ),
+            is_fp8: forward.is_fp8(),
         }
     }
 }

@@ -9,6 +9,7 @@ pub mod choice;
 #[cfg(feature = "cpu")]
 pub(crate) mod cpu;
 mod fold;
+mod fp8;
 pub(crate) mod main_kernel;
 pub(crate) mod plan;
 mod planning;

@@ -38,12 +38,16 @@ pub(super) fn plan(
     args: &RawForward,
     splits: Option<u32>,
 ) -> Result<Plan> {
+    let splits = if kernel.is_fp8 { Some(1) } else { splits };
     let mut draft = Draft::new(kernel, problem, facts, args, splits)?;
     let splits = draft.splits() > 1;
     if splits {
         draft.reserve_partials(problem.dim_v)?;
     }
     match draft.kernel.map_dim {
+        Some(dim) if draft.kernel.is_fp8 => {
+            draft.launch_fp8(problem, dim, facts.multiprocessors)?;
+        }
         // A block computes one tile.
         Some(dim) if draft.kernel.values_in_keys => draft.launch_by_maps(problem, dim, u32::MAX)?,
         Some(dim) => draft.launch_by_maps(problem, dim, facts.multiprocessors)?,
@@ -74,7 +78,7 @@ fn pages(table: RawTensor<2>, page: usize, most: u32) -> PagesRef {
 fn lacks_map(kernel: &Kernel, args: &RawForward) -> bool {
     let forward = kernel.forward().expect("it computes attention");
     let by_maps: &[_] = match forward.kind.rows {
-        _ if !kernel.takes_maps() => &[],
+        _ if !kernel.takes_maps() || forward.is_fp8() => &[],
         Rows::Head => &[args.q, args.k, args.v],
         Rows::Group => &[args.k, args.v],
     };
@@ -134,14 +138,14 @@ pub unsafe trait Planner: Debug + Send + Sync {
 /// The plan of an attention call in the making. It starts with the copies of inputs whose rows are not aligned.
 #[derive(Debug)]
 pub struct Draft {
-    kernel: MainKernel,
-    schedule: Schedule,
-    params: ForwardParams,
+    pub(super) kernel: MainKernel,
+    pub(super) schedule: Schedule,
+    pub(super) params: ForwardParams,
     /// Where the caller has o.
     o: RawTensor,
     /// Whether a tensor map describes o, where kernels write it.
     o_has_map: bool,
-    steps: Steps,
+    pub(super) steps: Steps,
 }
 
 impl Draft {
@@ -390,14 +394,7 @@ impl Draft {
             o_by_map: o_by_map.into(),
             ..Sm90Params::default()
         };
-        // Tiles of one length take turns without it, which saves the launch that clears it. So do two sides of a block,
-        // which have to take the same tiles.
-        let rows = queries * self.schedule.packed as usize;
-        let has_ranges = kernel.entry.switches.has(Switch::Ranges);
-        let has_mask = self.params.options.mask.address != 0;
-        let is_masked = problem.causal || problem.window != Window::NONE || has_ranges || has_mask;
-        let differ = is_masked || !rows.is_multiple_of(kernel.q_rows as usize);
-        if tiles > blocks && differ && kernel.sides == 1 {
+        if self.needs_counter(problem, blocks) {
             params.counter = self.steps.reserve_zeros(size_of::<u32>())?;
             self.steps.places.push(offset_of!(Sm90Params, counter));
         }
@@ -408,6 +405,17 @@ impl Draft {
         step.maps = maps.collect();
         self.steps.places = places;
         Ok(())
+    }
+
+    /// Whether so many blocks count the tiles that they take. Tiles of one length take turns without it, which saves the launch that
+    /// clears it. So do two sides of a block, which have to take the same tiles.
+    pub(super) fn needs_counter(&self, problem: &Problem, blocks: u32) -> bool {
+        let rows = problem.seqlen_q * self.schedule.packed as usize;
+        let has_ranges = self.kernel.entry.switches.has(Switch::Ranges);
+        let has_mask = self.params.options.mask.address != 0;
+        let is_masked = problem.causal || problem.window != Window::NONE || has_ranges || has_mask;
+        let differ = is_masked || !rows.is_multiple_of(self.kernel.q_rows as usize);
+        self.schedule.blocks > blocks && differ && self.kernel.sides == 1
     }
 
     /// Adds the launch that makes o and lse of partial results: a warp takes up to 128 columns of a row.

@@ -35,6 +35,7 @@ pub fn request(dtype: Dtype, problem: &Problem, options: &RawOptions, facts: &Fa
         cached: options.cache_entries.is_some(),
         values_in_keys: options.values_in_keys
             && options::first_of_scores(problem, options).is_none(),
+        fp8: options.fp8.is_some(),
         invariant: options.batch_invariant,
         seqlen_q: problem.seqlen_q as u32,
         group: u32::try_from(problem.group()).unwrap_or(u32::MAX),

@@ -6,6 +6,7 @@ mod custom;
 mod definition;
 #[cfg(test)]
 mod faults;
+mod fp8;
 #[cfg(feature = "cpu")]
 mod head;
 #[cfg(test)]
@@ -30,6 +31,7 @@ mod window;
 pub(crate) use blocks::{Tiles, WARPGROUP_ROWS};
 pub(crate) use custom::BorrowedCustom;
 pub use custom::{CustomArray, CustomKernels, RawArray, RawCustom};
+pub use fp8::Fp8;
 #[cfg(feature = "cpu")]
 pub use head::HostOptions;
 #[cfg(feature = "cpu")]
@@ -67,6 +69,9 @@ pub(crate) const PAGES: &str = "pages";
 /// The name of calls whose results depend on no neighbours.
 pub(crate) const INVARIANT: &str = "batch_invariant";
 
+/// The name of products of e4m3.
+pub(crate) const FP8: &str = "fp8";
+
 /// The first option of a call that plain kernels lack, by name.
 pub(crate) fn first(p: &Problem, tensors: &RawOptions) -> Option<&'static str> {
     let options = [
@@ -84,6 +89,7 @@ pub(crate) fn first(p: &Problem, tensors: &RawOptions) -> Option<&'static str> {
         (PAGES, tensors.pages.is_some()),
         ("custom", tensors.custom.is_some()),
         (INVARIANT, tensors.batch_invariant),
+        (FP8, tensors.fp8.is_some()),
     ];
     let (name, _) = options.into_iter().find(|(_, is_on)| *is_on)?;
     Some(name)
@@ -96,6 +102,17 @@ pub(crate) fn first_beside_cache(p: &Problem, tensors: &RawOptions) -> Option<&'
         ..*tensors
     };
     first(p, &beside)
+}
+
+/// The first option of a call that kernels for FP8 lack, by name.
+pub(crate) fn first_beside_fp8(p: &Problem, tensors: &RawOptions) -> Option<&'static str> {
+    let of_dims = Problem { dim_v: p.dim, ..*p };
+    let beside = RawOptions {
+        fp8: None,
+        ..*tensors
+    };
+    let prefix = tensors.prefix.map(|_| PREFIX);
+    first(&of_dims, &beside).or(prefix)
 }
 
 /// The first option of a call that kernels whose tiles have rows of several heads lack, by name.

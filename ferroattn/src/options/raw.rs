@@ -2,7 +2,7 @@
 
 use super::custom::RawCustom;
 use super::mask::MaskElement;
-use super::{RawPrefix, RawSequences, Sequences};
+use super::{Fp8, RawPrefix, RawSequences, Sequences};
 use crate::error::{Error, Result};
 use crate::forward::Problem;
 use crate::tensor::{Dtype, RawTensor, expect_shape};
@@ -42,6 +42,8 @@ pub struct RawOptions {
     pub batch_invariant: bool,
     /// Keys of a [split](crate::Attention::split_keys); 0 where splits are as many as the call says.
     pub split_keys: u32,
+    /// [FP8](crate::Attention::fp8).
+    pub fp8: Option<Fp8>,
     /// A [score or mask of another crate](crate::Attention::custom).
     pub custom: Option<RawCustom>,
     /// A shared [prefix](crate::Attention::prefix).
@@ -141,6 +143,9 @@ impl RawOptions {
             tensor.expect_rows("mask", axis)?;
         }
         self.expect_spreadable(p)?;
+        if let (Some(_), Some(option)) = (self.fp8, super::first_beside_fp8(p, self)) {
+            return Err(Error::Excluded(super::FP8, option));
+        }
         self.custom.map_or(Ok(()), |custom| custom.validate())?;
         self.validate_prefix(p)
     }
@@ -199,6 +204,7 @@ impl RawOptions {
                 0 => others.split_keys,
                 keys => keys,
             },
+            fp8: self.fp8.or(others.fp8),
             custom: self.custom.or(others.custom),
             prefix: self.prefix.or(others.prefix),
             part: self.part,

@@ -2,7 +2,7 @@
 
 use super::custom::BorrowedCustom;
 use super::raw::{PAIRS, PAIRS_OF_BITS, full, full_of, score_shape};
-use super::{BorrowedPrefix, Part, RawBias, RawMask, RawOptions, Sequences};
+use super::{BorrowedPrefix, Fp8, Part, RawBias, RawMask, RawOptions, Sequences};
 use crate::device::Device;
 use crate::error::Result;
 use crate::forward::Problem;
@@ -31,6 +31,7 @@ pub(crate) struct TensorOptions<'a> {
     pub check_lengths: bool,
     pub batch_invariant: bool,
     pub split_keys: u32,
+    pub fp8: Option<Fp8>,
     pub custom: Option<BorrowedCustom<'a>>,
     pub prefix: Option<BorrowedPrefix<'a>>,
 }
@@ -167,6 +168,7 @@ impl TensorOptions<'_> {
             check_lengths: self.check_lengths,
             batch_invariant: self.batch_invariant,
             split_keys: self.split_keys,
+            fp8: self.fp8,
             custom: self.custom.as_ref().map(BorrowedCustom::raw).transpose()?,
             prefix: self.prefix.as_ref().map(BorrowedPrefix::raw),
             part: Part::default(),

@@ -19,7 +19,7 @@ pub fn disassemble(module: &str, text: &str, target: &str) -> Result<String, Err
     })
 }
 
-/// Checks an entry's machine code: an `HGMMA` for each `wgmma`, of boolean masks too if the code `has_mask`, and no `WARPSYNC` beside
+/// Checks an entry's machine code: an `HGMMA` for each `wgmma`, or of e4m3 a `QGMMA`, of boolean masks too if the code `has_mask`, and no `WARPSYNC` beside
 /// them.
 ///
 /// With a `WARPSYNC` the assembler takes warps for divergent, since a loop's count or a branch differs between lanes
@@ -40,10 +40,10 @@ pub fn check(entry: &EntryPoint, sass: &str, has_mask: bool) -> Result<(), Error
     let expected = (all - removed) as usize;
     let name = &entry.name;
     let opcodes = opcodes(sass, name);
-    for (what, expected) in [("HGMMA", expected), ("WARPSYNC", 0)] {
+    for (what, expected) in [("GMMA", expected), ("WARPSYNC", 0)] {
         let named = opcodes
             .iter()
-            .filter(|(opcode, _)| opcode.starts_with(what));
+            .filter(|(opcode, _)| opcode.trim_start_matches(['H', 'Q']).starts_with(what));
         let found: usize = named.map(|(_, count)| count).sum();
         if found != expected {
             let rule = format!("{found} {what} in the machine code for {expected} in the PTX");

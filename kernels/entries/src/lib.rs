@@ -5,8 +5,9 @@
 #![feature(abi_ptx, asm_experimental_arch)]
 
 use kernels::abi::{
-    AppendParams, BackwardParams, BlockMapParams, BulkCopyParams, CsrParams, ForwardParams, GemmParams,
+    AppendParams, BackwardParams, BlockMapParams, BulkCopyParams, CsrParams, ForwardParams, Fp8Params, GemmParams,
     HopperGemmParams, MergeBackwardParams, MergeParams, PackParams, PrepareParams, RangesParams,
+    RoundRowsParams, RoundValuesParams,
     Sm90BackwardParams, Sm90Params, SpreadParams,
 };
 use kernels::attention::forward::Unwatched;

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `tensor` | where a tensor lies in device memory |
 //! | `forward` | arguments of an attention kernel |
+//! | `fp8` | arguments of the kernels for FP8 |
 //! | `backward` | arguments of the kernels of a backward pass |
 //! | `gemm` | arguments of a matrix product |
 //! | `append` | arguments of the kernel that appends keys and values to a cache |
@@ -29,6 +30,7 @@ mod csr;
 mod divide;
 mod event;
 mod forward;
+mod fp8;
 mod gemm;
 mod merge;
 mod options;
@@ -49,6 +51,7 @@ pub use csr::CsrParams;
 pub use divide::Divisor;
 pub use event::Event;
 pub use forward::{ForwardParams, MAX_SEQLEN};
+pub use fp8::{FP8_BLOCK, Fp8Params, RoundRowsParams, RoundValuesParams};
 pub use gemm::{GemmParams, HopperGemmParams, MAX_DEPTH, MatrixRef};
 pub use merge::{MergeBackwardParams, MergeParams, MergeParts, PartRef};
 pub use options::{

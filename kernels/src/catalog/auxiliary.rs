@@ -25,6 +25,12 @@ pub enum Auxiliary {
     Spread,
     /// Packed sequences from such copies.
     Gather,
+    /// Rows of q or k of this type, rounded to e4m3.
+    RoundRows(Dtype),
+    /// The moments of the columns of v of this type.
+    Moments(Dtype),
+    /// v of this type, less the means of its columns, rounded to e4m3 and transposed.
+    RoundValues(Dtype),
     /// The ranges that queries and keys see where a batch consists of sequences.
     Ranges,
     /// The blocks of keys that a boolean mask shows to query tiles.
@@ -46,6 +52,8 @@ impl Auxiliary {
     pub const PACK_ROWS: u32 = 64;
     /// Rows of a head that a block spreads or gathers, a quarter of a warp each.
     pub const SPREAD_ROWS: u32 = 4 * Self::WARPS;
+    /// Warps of a block that rounds to e4m3, or finds moments.
+    pub const ROUND_WARPS: u32 = 8;
     const BULK_STAGES: u32 = 2;
 
     /// Element type; kernels that serve all types have none.
@@ -54,7 +62,10 @@ impl Auxiliary {
             Auxiliary::Combine(dtype)
             | Auxiliary::Merge(dtype)
             | Auxiliary::MergeBackward(dtype)
-            | Auxiliary::Append(dtype) => Some(dtype),
+            | Auxiliary::Append(dtype)
+            | Auxiliary::RoundRows(dtype)
+            | Auxiliary::Moments(dtype)
+            | Auxiliary::RoundValues(dtype) => Some(dtype),
             _ => None,
         }
     }
@@ -77,6 +88,15 @@ impl Auxiliary {
             }
             Auxiliary::Spread => ("spread", "SpreadParams", "attention::auxiliary::spread", generic! { spread: W = w }),
             Auxiliary::Gather => ("gather", "SpreadParams", "attention::auxiliary::spread", generic! { gather: W = w }),
+            Auxiliary::RoundRows(_) => {
+                ("round_rows", "RoundRowsParams", "attention::auxiliary::round_rows", generic! { round_rows: W = w })
+            }
+            Auxiliary::Moments(_) => {
+                ("moments", "RoundValuesParams", "attention::auxiliary::round_values", generic! { moments: W = w })
+            }
+            Auxiliary::RoundValues(_) => {
+                ("round_values", "RoundValuesParams", "attention::auxiliary::round_values", generic! { round_values: W = w })
+            }
             Auxiliary::Ranges => ("ranges", "RangesParams", "attention::auxiliary::find_ranges", generic! { find_ranges: W = w }),
             Auxiliary::Blocks => ("blocks", "BlockMapParams", "attention::auxiliary::find_blocks", generic! { find_blocks: W = w }),
             Auxiliary::BulkCopy => {
@@ -89,9 +109,19 @@ impl Auxiliary {
 /// All kernels but the bulk copy.
 pub(super) fn all() -> impl Iterator<Item = Auxiliary> {
     use Auxiliary::{
-        Append, Blocks, Combine, Csr, Gather, Merge, MergeBackward, Pack, Ranges, Spread, Unpack,
+        Append, Blocks, Combine, Csr, Gather, Merge, MergeBackward, Moments, Pack, Ranges,
+        RoundRows, RoundValues, Spread, Unpack,
     };
-    let of_types = [Combine, Merge, MergeBackward, Append].into_iter();
+    let of_types = [
+        Combine,
+        Merge,
+        MergeBackward,
+        Append,
+        RoundRows,
+        Moments,
+        RoundValues,
+    ]
+    .into_iter();
     let of_types = of_types.flat_map(|of: fn(Dtype) -> Auxiliary| Dtype::ALL.map(of));
     of_types.chain([Csr, Pack, Unpack, Spread, Gather, Ranges, Blocks])
 }
@@ -108,6 +138,7 @@ impl Spec for Auxiliary {
     fn features(&self) -> &'static [Feature] {
         match self {
             Auxiliary::BulkCopy => &[Feature::BulkCopies],
+            Auxiliary::RoundRows(_) | Auxiliary::RoundValues(_) => &[Feature::Fp8],
             _ => &[],
         }
     }
@@ -119,6 +150,17 @@ impl Spec for Auxiliary {
             // With 8 blocks on a multiprocessor the partial results that it loads ahead spill.
             Auxiliary::Combine(_) => Launch::new(Self::WARPS, 7, 0),
             Auxiliary::Pack => Launch::new(Self::WARPS, 8, 16 * 32 * Self::WARPS),
+            Auxiliary::RoundRows(_) => Launch::new(Self::ROUND_WARPS, 4, 4 * Self::ROUND_WARPS),
+            // Three numbers of 8 columns a thread.
+            Auxiliary::Moments(_) => {
+                Launch::new(Self::ROUND_WARPS, 4, 3 * 8 * 4 * 32 * Self::ROUND_WARPS)
+            }
+            // Mean and scale of 256 columns, a tile of 128 keys with a word more for each, and a word a warp.
+            Auxiliary::RoundValues(_) => Launch::new(
+                Self::ROUND_WARPS,
+                3,
+                256 * (8 + 4 * 33) + 4 * Self::ROUND_WARPS,
+            ),
             Auxiliary::Blocks => Launch::new(Self::BLOCKS_WARPS, 1, 4 * Self::BLOCKS_WARPS),
             Auxiliary::BulkCopy => Launch::new(2, 1, Self::BULK_STAGES * (BULK_BYTES + 16)),
             _ => Launch::new(Self::WARPS, 8, 0),

@@ -5,7 +5,8 @@ use super::hopper::Roles;
 use super::kind::{Kind, Loop, Rows};
 use super::tile::{Tile, dims};
 use super::{
-    Code, Dtype, Feature, Generic, Instance, Launch, Spec, distinct, hopper, latent, sm80, wide,
+    Code, Dtype, Feature, Generic, Instance, Launch, Spec, distinct, fp8, hopper, latent, sm80,
+    wide,
 };
 use crate::generic;
 use crate::layout::element::K;
@@ -60,6 +61,11 @@ impl Forward {
         self.kind.main_loop == Loop::Latent
     }
 
+    /// Whether it multiplies e4m3.
+    pub fn is_fp8(&self) -> bool {
+        self.kind.main_loop == Loop::Fp8
+    }
+
     /// Slices of O's columns, each with query tiles of its own.
     pub fn slices(&self) -> u32 {
         if self.is_hopper() { self.tile.team } else { 1 }
@@ -104,6 +110,13 @@ impl Forward {
             Loop::Latent => generic! { latent:
                 OT = LatentMemory::DIM_V / 2 / 16, NT = kt / 2, QT = qt, S = s, GIVEN = latent::GIVEN, TAKEN = latent::TAKEN
             },
+            Loop::Fp8 => {
+                let roles = fp8::Roles::new(&tile);
+                generic! { fp8:
+                    W = roles.consumers, DT = dt, OT = dt, NT = kt, PT = kt / 2, QT = qt / 2,
+                    NQ = roles.q_slots, S = s, GIVEN = roles.given, TAKEN = roles.taken
+                }
+            }
         }
     }
 }
@@ -146,7 +159,7 @@ impl Spec for Forward {
 
     fn features(&self) -> &'static [Feature] {
         match self.kind.main_loop {
-            Loop::Hopper | Loop::Latent => &[Feature::TensorMaps, Feature::Wgmma],
+            Loop::Hopper | Loop::Latent | Loop::Fp8 => &[Feature::TensorMaps, Feature::Wgmma],
             _ => &[],
         }
     }
@@ -157,6 +170,7 @@ impl Spec for Forward {
             Loop::Wide => wide::memory(&tile, dim).bytes,
             Loop::Hopper => hopper::shared_bytes(&tile, dim),
             Loop::Latent => LatentMemory::new(0).bytes(),
+            Loop::Fp8 => fp8::memory(&tile, dim).bytes(),
             Loop::Sm80 | Loop::Decode => tile.shared_bytes(dim),
         };
         Launch::new(tile.warps, tile.blocks_per_sm, shared_bytes)
@@ -179,6 +193,7 @@ impl Spec for Forward {
         let (params, types) = match self.kind.main_loop {
             Loop::Hopper => ("Sm90Params", &types[..]),
             Loop::Latent => ("Sm90Params", &types[..3]),
+            Loop::Fp8 => ("Fp8Params", &types[..3]),
             _ => ("ForwardParams", &types[..3]),
         };
         let kernel = (params, "attention::forward");
@@ -276,6 +291,12 @@ mod tests {
                 Loop::Latent => {
                     let at_launch = 65536 / (32 * tile.warps) / 8 * 8;
                     latent::GIVEN + 2 * latent::TAKEN <= 3 * at_launch
+                }
+                Loop::Fp8 => {
+                    let at_launch = 65536 / (32 * tile.warps) / 8 * 8;
+                    let roles = fp8::Roles::new(&tile);
+                    let needed = roles.given + roles.consumers * roles.taken;
+                    needed <= at_launch * (roles.consumers + 1)
                 }
                 // Two buffers each for K and V, or one.
                 Loop::Sm80 => tile.stages == if tile.team == 1 { 2 } else { 1 },

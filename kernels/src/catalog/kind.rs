@@ -2,7 +2,7 @@
 
 use super::class::Class;
 use super::tile::{Tile, Tiles, of_dim};
-use super::{decode, hopper, latent, sm80, wide};
+use super::{decode, fp8, hopper, latent, sm80, wide};
 use crate::layout::latent::LatentMemory;
 
 /// The axes of a kernel that computes attention.
@@ -29,6 +29,8 @@ pub enum Loop {
     Hopper,
     /// By the instructions of Hopper, for values that are the first part of the keys.
     Latent,
+    /// By the instructions of Hopper for e4m3.
+    Fp8,
 }
 
 /// The rows of a query tile.
@@ -98,7 +100,7 @@ impl MaskKind {
 
 impl Kind {
     /// All kinds; a [module](super::Spec::module) has the kinds that stand together.
-    pub(super) const ALL: [&[Self]; 11] = [
+    pub(super) const ALL: [&[Self]; 12] = [
         &Kind::with_masks(Loop::Sm80),
         &[Kind::of_group(Loop::Sm80)],
         &[Kind::of_group(Loop::Decode)],
@@ -110,6 +112,7 @@ impl Kind {
         &[Kind::of_head(Loop::Wide, MaskKind::Options)],
         &[Kind::DECODE_OPTIONS],
         &[Kind::LATENT],
+        &Kind::with_masks(Loop::Fp8),
     ];
 
     /// Few rows on many keys, with options.
@@ -180,6 +183,7 @@ impl Kind {
             (Loop::Decode, _, false) => "decode",
             (Loop::Decode, _, true) => "decode_optional",
             (Loop::Latent, _, _) => "latent",
+            (Loop::Fp8, _, _) => "fp8",
         }
     }
 
@@ -193,6 +197,7 @@ impl Kind {
             Loop::Wide => wide::tables(class),
             Loop::Hopper => hopper::tables(self.rows, self.mask),
             Loop::Latent => &[latent::SM90],
+            Loop::Fp8 => &[fp8::SM90],
         }
     }
 

@@ -11,7 +11,7 @@
 //! | `instance` | the instance of a generic kernel that an entry point calls |
 //! | `kind` | attention: its axes, which are main loop, rows and mask |
 //! | `forward` | attention: the specification and the list |
-//! | `sm80`, `decode`, `wide`, `hopper`, `latent` | attention: the tiles of each main loop, losers included |
+//! | `sm80`, `decode`, `wide`, `hopper`, `latent`, `fp8` | attention: the tiles of each main loop, losers included |
 //! | `backward`, `hopper_backward`, `gemm`, `auxiliary` | the other families |
 //! | `custom` | kernels with scores and masks of other crates |
 //! | [`select`](mod@select) | which kernel serves a request |
@@ -22,6 +22,7 @@ pub mod class;
 mod custom;
 mod decode;
 mod forward;
+mod fp8;
 mod gemm;
 mod hopper;
 mod hopper_backward;

@@ -26,6 +26,8 @@ pub struct Request {
     pub cached: bool,
     /// Whether v is the first part of k, in memory too, and no option changes scores.
     pub values_in_keys: bool,
+    /// Whether it is to multiply e4m3.
+    pub fp8: bool,
     /// Whether one kernel serves all numbers of queries, of options and head dims like these.
     pub invariant: bool,
     /// Queries per head.
@@ -71,6 +73,9 @@ fn best(request: &Request) -> Option<Forward> {
         };
         of_head(Loop::Hopper, MaskKind::Options).or(of_head(other, MaskKind::Options))
     };
+    if request.fp8 {
+        return of_head(Loop::Fp8, MaskKind::of(request.causal));
+    }
     let rows = u64::from(request.seqlen_q) * u64::from(request.group);
     if request.values_in_keys
         && rows <= u64::from(MAX_SEQLEN)
@@ -145,6 +150,7 @@ mod tests {
             has_pairs: false,
             cached: false,
             values_in_keys: false,
+            fp8: false,
             invariant: false,
             seqlen_q,
             group,
@@ -379,6 +385,31 @@ mod tests {
                 assert_eq!(name(request), on_hopper, "{dim}, {dim_v}");
                 assert_eq!(name(older(request)), wide);
             }
+        }
+    }
+
+    /// e4m3 has kernels on Hopper, up to head dim 256.
+    #[test]
+    fn fp8_has_its_kernels() {
+        for (dim, expected) in [
+            (8, "fp8_f16_d64_causal"),
+            (128, "fp8_f16_d128_causal"),
+            (136, "fp8_f16_d256_causal"),
+        ] {
+            let request = Request {
+                fp8: true,
+                optional: true,
+                ..request(dim, 4096, 4)
+            };
+            assert_eq!(name(request), expected);
+            assert_eq!(select(&older(request)), None);
+            assert_eq!(
+                select(&Request {
+                    dim: 264,
+                    ..request
+                }),
+                None
+            );
         }
     }
 

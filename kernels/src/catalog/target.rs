@@ -9,6 +9,8 @@ pub enum Feature {
     TensorMaps,
     /// Products of whole warpgroups.
     Wgmma,
+    /// Numbers of e4m3.
+    Fp8,
 }
 
 /// The target that the PTX of a kernel is compiled for.
@@ -45,7 +47,12 @@ impl Target {
         first: (9, 0),
         is_portable: false,
         devices: "9.0",
-        features: &[Feature::BulkCopies, Feature::TensorMaps, Feature::Wgmma],
+        features: &[
+            Feature::BulkCopies,
+            Feature::TensorMaps,
+            Feature::Wgmma,
+            Feature::Fp8,
+        ],
     };
 
     /// All targets. A kernel's is the first that has its instructions.

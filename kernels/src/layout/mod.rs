@@ -6,6 +6,7 @@
 
 pub mod descriptor;
 pub mod element;
+pub mod fp8;
 pub mod fragment;
 pub mod interval;
 pub mod latent;

@@ -1,4 +1,4 @@
-//! Numbers of 16 bits: `cvt` from two f32, rounded to nearest even, into one register; to f32; constants.
+//! Numbers of 16 bits: `cvt` from two f32, rounded to nearest even, into one register; to f32; constants. And of 8 bits.
 
 use core::arch::asm;
 
@@ -76,6 +76,14 @@ macro_rules! types {
 }
 
 arithmetic! {
+    /// Four f16 as e4m3, rounded to nearest even; numbers beyond 448 become 448.
+    e4m3_of_f16(low: u32 in reg32, high: u32 in reg32) -> u32 =
+        "{{ .reg .b16 lo, hi; cvt.rn.satfinite.e4m3x2.f16x2 lo, {1}; cvt.rn.satfinite.e4m3x2.f16x2 hi, {2}; mov.b32 {0}, {{lo, hi}}; }}";
+
+    /// Four f32 as e4m3, rounded to nearest even; numbers beyond 448 become 448.
+    e4m3(a: f32 in reg32, b: f32 in reg32, c: f32 in reg32, d: f32 in reg32) -> u32 =
+        "{{ .reg .b16 lo, hi; cvt.rn.satfinite.e4m3x2.f32 lo, {2}, {1}; cvt.rn.satfinite.e4m3x2.f32 hi, {4}, {3}; mov.b32 {0}, {{lo, hi}}; }}";
+
     /// The f16 that `bits` stand for, in kernels of any type.
     any_f16(bits: u16 in reg16) -> f32 = "cvt.f32.f16 {}, {};";
 }

@@ -23,8 +23,11 @@ pub const INSTRUCTIONS: [(&str, &str); 7] = [
     ("cvt.f32.f16 wide, half", "mov.b32 wide, {zero, half}"),
 ];
 
-/// The instruction of f16 that kernels of both types have: it reads a bias of f16.
-const SHARED: &str = "cvt.f32.f16 ";
+/// The mark of instructions of f16 that kernels of both types have (`ptx/half.rs`).
+const MARK: &str = "/* f16 */";
+
+/// What lines have that may name f16 in kernels of both types: the instruction that reads it, numbers of e4m3, and the mark.
+const SHARED: [&str; 3] = ["cvt.f32.f16 ", "e4m3", MARK];
 
 /// The text of a module of bf16, from its twin's of f16. Names of kernels begin with their module's; these are `names`,
 /// of f16 and of bf16.
@@ -43,9 +46,13 @@ pub fn bf16(text: &str, names: [&str; 2]) -> Result<String, Missed> {
     if !text.contains(&format!(".entry {f16_name}")) {
         return missed("no kernel of its twin's name");
     }
-    let twin = INSTRUCTIONS
-        .iter()
-        .fold(text.to_owned(), |text, (f16, bf16)| text.replace(f16, bf16));
+    let of_line = |line: &str| match line.contains(MARK) {
+        true => line.to_owned(),
+        false => INSTRUCTIONS
+            .iter()
+            .fold(line.to_owned(), |line, (f16, bf16)| line.replace(f16, bf16)),
+    };
+    let twin: String = text.split_inclusive('\n').map(of_line).collect();
     if twin == text {
         return missed("no instruction of f16");
     }
@@ -56,10 +63,11 @@ pub fn bf16(text: &str, names: [&str; 2]) -> Result<String, Missed> {
     }
 }
 
-/// Whether a line names f16, other than in [`SHARED`] instructions.
+/// Whether a line names f16 that is not [`SHARED`].
 fn has_f16(line: &str) -> bool {
-    line.match_indices("f16")
-        .any(|(place, _)| !line[..place].ends_with('b') && !line.contains(SHARED))
+    let mut named = line.match_indices("f16");
+    let is_shared = SHARED.iter().any(|shared| line.contains(shared));
+    named.any(|(place, _)| !line[..place].ends_with('b')) && !is_shared
 }
 
 /// A text that is not that of a twin: the module of bf16, and what its twin's text has.
@@ -104,6 +112,9 @@ mod tests {
         let bias = "cvt.f32.f16 %f1, %rs1;";
         let found = bf16(&module(&format!("{known}\n{bias}")), NAMES).expect("a twin");
         assert!(found.contains(bias));
+        let marked = "fma.rn.f16x2 %r1, %r1, %r2, %r3; /* f16 */";
+        let found = bf16(&module(&format!("{known}\n{marked}")), NAMES).expect("a twin");
+        assert!(found.contains(marked) && found.contains("fma.rn.bf16x2"));
         for new in ["add.f16x2 %r1, %r1, %r2;", "mma.f16.f16.f16.f16 x;"] {
             let error = bf16(&module(&format!("{known}\n{new}")), NAMES).unwrap_err();
             assert!(error.to_string().contains(new), "{error}");

@@ -1,6 +1,8 @@
 //! Accumulators of products of 16x16 tiles: in f32, or in f16 at half the registers.
 
 use super::{Accumulator, Element, F16, Operand};
+use crate::layout::fragment;
+use crate::layout::interval::Interval;
 use crate::ptx::convert::f16;
 use crate::ptx::mma;
 
@@ -47,7 +49,7 @@ impl<E: Element> Accumulate<E> for Accumulator {
 
 /// A 16x16 tile of f16: its two 16x8 halves are the registers of an A operand.
 #[derive(Clone, Copy)]
-pub struct HalfAccumulator([u32; 4]);
+pub struct HalfAccumulator(pub [u32; 4]);
 
 impl Accumulate<F16> for HalfAccumulator {
     const ZERO: Self = HalfAccumulator([0; 4]);
@@ -77,5 +79,19 @@ impl Accumulate<F16> for HalfAccumulator {
             .0
             .map(|pair| [pair as u16, (pair >> 16) as u16].map(f16::widen));
         Accumulator([a[0], a[1], b[0], b[1], c[0], c[1], d[0], d[1]])
+    }
+}
+
+impl HalfAccumulator {
+    /// Puts -inf into the columns that `keys[0]` lacks in row `g`, and `keys[1]` in row `g + 8`.
+    #[inline(always)]
+    pub fn mask_columns(&mut self, lane: u32, keys: [impl Interval; 2]) {
+        let keys = keys.map(|keys| keys.counted_from(fragment::accumulator(lane, 0).1 as i32));
+        for i in 0..8 {
+            if !keys[i / 2 % 2].contains(fragment::accumulator(0, i as u32).1 as i32) {
+                let (lowest, shift) = (0xfc00, 16 * (i % 2));
+                self.0[i / 2] = self.0[i / 2] & !(0xffff << shift) | lowest << shift;
+            }
+        }
     }
 }

@@ -10,11 +10,13 @@
 //! | `pipeline` | a stream of tiles through a few buffers |
 //! | `product` | the two products of attention |
 //! | [`wgmma`] | products of a warpgroup |
+//! | [`fp8`] | products of a warpgroup of e4m3 |
 //! | [`registers`] | three tricks that keep registers low |
 
 mod accumulate;
 mod copy;
 mod element;
+pub mod fp8;
 mod pipeline;
 mod product;
 mod register;

@@ -7,6 +7,7 @@
 //! | `team` | shared with other warps | head dims whose O is too wide for a warp |
 //! | `wide` | shared with other warps | head dims above 256 |
 //! | `decode` | its own | few queries on many keys |
+//! | `fp8` | its own | numbers of e4m3, on Hopper |
 //! | `latent` | shared with another warp | values that are the first part of keys of 576 elements, on Hopper |
 //!
 //! `begin` is what several of them begin with, `team_tiles` where the warps of a team find their tiles.
@@ -19,6 +20,7 @@
 
 mod begin;
 mod decode;
+mod fp8;
 mod latent;
 mod sm80;
 pub mod sm90;
@@ -27,6 +29,7 @@ mod team_tiles;
 mod wide;
 
 pub use decode::decode;
+pub use fp8::fp8;
 pub use latent::latent;
 pub use sm80::sm80;
 pub use sm90::{Unwatched, Watch, sm90};

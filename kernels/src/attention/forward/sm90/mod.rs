@@ -38,14 +38,14 @@ mod alone;
 mod consume;
 mod consumer;
 mod exchange;
-mod job;
-mod kernel;
+pub(super) mod job;
+pub(super) mod kernel;
 mod maxima;
-mod produce;
+pub(super) mod produce;
 mod query;
 mod step;
 pub mod store;
-mod tile;
+pub(super) mod tile;
 mod watch;
 
 use crate::attention::options::mask::Mask;

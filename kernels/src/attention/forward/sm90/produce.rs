@@ -66,7 +66,7 @@ pub unsafe fn produce<K: Kernel, const NQ: u32, const S: u32>(
                 producer.load_v(place, j, &source);
                 place = place.next();
             }
-            tile = next_tile(params, tile);
+            tile = next_tile(params.counter, params.tiles, tile);
             if tile >= params.tiles {
                 break;
             }
@@ -81,21 +81,21 @@ pub unsafe fn produce<K: Kernel, const NQ: u32, const S: u32>(
     }
 }
 
-/// The tile after `tile`. Blocks that are done early take more tiles, where a counter tells which are left. Asked only then: who
+/// The tile after `tile`, of so many. Blocks that are done early take more tiles, where a counter tells which are left. Asked only then: who
 /// asks early takes a tile that another block could begin before.
 ///
 /// # Safety
 /// All lanes of the warp make the same call; the counter is writable.
 #[inline(always)]
-unsafe fn next_tile(params: &Sm90Params, tile: u32) -> u32 {
-    match params.counter {
+pub unsafe fn next_tile(counter: u64, tiles: u32, tile: u32) -> u32 {
+    match counter {
         0 => tile + special::blocks(),
         counter => {
             let mut taken = 0;
             // SAFETY: the caller's promise.
             unsafe {
                 if special::lane() == 0 {
-                    taken = global::count(counter, params.tiles - 1);
+                    taken = global::count(counter, tiles - 1);
                 }
                 special::blocks() + shuffle::first(taken)
             }

@@ -8,7 +8,6 @@ use crate::attention::Visits;
 use crate::attention::options::mask::{Interval, Mask, Visible, whole_blocks, whole_spans};
 use crate::attention::options::score::{Corner, Score};
 use crate::attention::workload::walk::{Runs, Walk};
-use crate::layout::sm90::Sm90Memory;
 use crate::tile::Accumulator;
 use crate::tile::registers::again;
 use crate::tile::whole::map_rows;
@@ -17,10 +16,9 @@ use core::ops::Range;
 /// The rows of a warpgroup in its tile. Blocks of keys have the numbers of visits, of the side's.
 pub struct Tile<'a, K: Kernel> {
     params: &'a ForwardParams,
-    memory: Sm90Memory,
     warpgroup: u32,
-    /// Where Q of the tile and its job lie.
-    slot: u32,
+    /// Where its job lies in shared memory.
+    job: u32,
     score: K::Score,
     visits: Visits<K::Mask>,
     side: SideBlocks<K>,
@@ -29,12 +27,12 @@ pub struct Tile<'a, K: Kernel> {
 }
 
 impl<'a, K: Kernel> Tile<'a, K> {
-    /// The `part` of the job in a slot, and the walk over its blocks.
+    /// The `part` of the job that lies at `place` in shared memory, and the walk over its blocks.
     #[inline(always)]
     pub fn new(
         params: &'a ForwardParams,
-        memory: Sm90Memory,
-        [side, warpgroup, slot]: [u32; 3],
+        place: u32,
+        [side, warpgroup]: [u32; 2],
         job: Job,
         part: &Part<K>,
         score: K::Score,
@@ -53,9 +51,8 @@ impl<'a, K: Kernel> Tile<'a, K> {
         let spans = whole_spans(part.ends(ROWS), K::BC);
         let tile = Tile {
             params,
-            memory,
             warpgroup,
-            slot,
+            job: place,
             score,
             visits,
             side,
@@ -112,7 +109,7 @@ impl<'a, K: Kernel> Tile<'a, K> {
     #[inline(always)]
     fn warp_part(&self) -> Part<K> {
         // SAFETY: the job stays in its slot as long as the tile is in work.
-        let job = unsafe { Job::load(self.memory.job(self.slot)) };
+        let job = unsafe { Job::load(self.job) };
         Part::new(self.params, job, K::tile_row())
     }
 

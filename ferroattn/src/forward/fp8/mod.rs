@@ -1,0 +1,10 @@
+//! Calls in FP8: what rounds q, k and v, and what multiplies them.
+
+#[cfg(feature = "cpu")]
+mod e4m3;
+mod plan;
+#[cfg(feature = "cpu")]
+mod round;
+
+#[cfg(feature = "cpu")]
+pub use round::Rounded;

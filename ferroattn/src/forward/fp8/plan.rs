@@ -1,0 +1,235 @@
+//! The launches of a call in FP8.
+
+use crate::error::Result;
+use crate::forward::Problem;
+use crate::forward::plan::Draft;
+use crate::plan::{MapPlace, Step};
+use crate::tensor_map::tensor_map;
+use bytemuck::NoUninit;
+use kernels::abi::{
+    FP8_BLOCK, ForwardParams, Fp8Params, RoundRowsParams, RoundValuesParams, TensorRef,
+};
+use kernels::catalog::{self, Auxiliary, Family};
+use kernels::layout::fp8::{KEYS_LOG2, PAIR, parts_of, queries_log2};
+use std::mem::offset_of;
+
+/// What the launches that round leave in the workspace, by offsets.
+struct Rounded {
+    q: TensorRef,
+    k: TensorRef,
+    /// Transposed.
+    v: TensorRef,
+    q_scales: u64,
+    key_blocks: u64,
+    columns: u64,
+}
+
+impl Draft {
+    /// Adds the launches that round q, k and v, and that of a kernel for head dims up to `dim`: `blocks` blocks, or fewer if there
+    /// are fewer tiles.
+    ///
+    /// # Errors
+    /// If there are more blocks than a launch can have, or the workspace overflows.
+    pub fn launch_fp8(&mut self, problem: &Problem, dim: u32, blocks: u32) -> Result<()> {
+        /// Queries of a box; a warpgroup takes one box.
+        const BOX_QUERIES: u32 = 64;
+        let rounded = self.round(problem)?;
+        let (kernel, forward, p) = (self.kernel, self.params, problem);
+        let pairs = |elements: usize| elements.div_ceil(16) * 8;
+        let of_rows = |heads, rows| [p.batch, heads, rows, pairs(p.dim)];
+        let of_columns = [p.batch, p.kv_heads, p.dim_v, pairs(p.seqlen_kv)];
+        let row = dim / PAIR;
+        let maps = [
+            (
+                offset_of!(Fp8Params, q),
+                tensor_map(rounded.q, of_rows(p.heads, p.seqlen_q), row, BOX_QUERIES),
+            ),
+            (
+                offset_of!(Fp8Params, k),
+                tensor_map(
+                    rounded.k,
+                    of_rows(p.kv_heads, p.seqlen_kv),
+                    row,
+                    kernel.keys,
+                ),
+            ),
+            (
+                offset_of!(Fp8Params, v),
+                tensor_map(rounded.v, of_columns, kernel.keys / PAIR, dim),
+            ),
+        ];
+        let tiles = self.schedule.blocks;
+        let blocks = tiles.min(blocks);
+        let places = std::mem::take(&mut self.steps.places);
+        let inner = offset_of!(Fp8Params, forward);
+        self.steps.places = places.iter().map(|place| place + inner).collect();
+        self.steps.places.extend([
+            offset_of!(Fp8Params, q_scales),
+            offset_of!(Fp8Params, key_blocks),
+            offset_of!(Fp8Params, columns),
+        ]);
+        let mut params = Fp8Params {
+            forward: ForwardParams {
+                // Q, K and V come by maps, and rows of o are left.
+                dim: problem.dim_v as u32,
+                ..forward
+            },
+            q_scales: rounded.q_scales,
+            key_blocks: rounded.key_blocks,
+            columns: rounded.columns,
+            tiles,
+            blocks: (problem.seqlen_kv as u32).div_ceil(FP8_BLOCK),
+            ..Fp8Params::default()
+        };
+        if self.needs_counter(problem, blocks) {
+            params.counter = self.steps.reserve_zeros(size_of::<u32>())?;
+            self.steps.places.push(offset_of!(Fp8Params, counter));
+        }
+        let steps = &mut self.steps;
+        let step = steps.launch(kernel.entry, blocks.into(), kernel.shared_bytes, &params)?;
+        step.maps = maps
+            .into_iter()
+            .map(|(place, map)| MapPlace {
+                place,
+                map,
+                in_workspace: true,
+            })
+            .collect();
+        self.steps.places = places;
+        Ok(())
+    }
+
+    /// Adds the launches that round q, k and v.
+    fn round(&mut self, p: &Problem) -> Result<Rounded> {
+        let dtype = self.kernel.dtype;
+        let dim = p.dim as u32;
+        let row_bytes = p.dim.next_multiple_of(16);
+        let [q_heads, kv_heads] = [p.heads, p.kv_heads].map(|heads| p.batch * heads);
+        let key_blocks = (p.seqlen_kv as u32).div_ceil(FP8_BLOCK) as usize;
+        let q = self.steps.reserve([q_heads, p.seqlen_q, row_bytes])?;
+        let q_scales = self
+            .steps
+            .reserve([q_heads, p.seqlen_q, size_of::<f32>()])?;
+        let k = self.steps.reserve([kv_heads, p.seqlen_kv, row_bytes])?;
+        let blocks = self
+            .steps
+            .reserve([kv_heads, key_blocks, 2 * size_of::<f32>()])?;
+        let of_q = RoundRowsParams {
+            rows: self.params.q,
+            rounded: q,
+            scales: q_scales,
+            heads: p.heads as u32,
+            row_count: p.seqlen_q as u32,
+            dim,
+            most_log2: queries_log2(dim),
+            shares: 0,
+            negates: (p.scale < 0.0).into(),
+        };
+        let of_k = RoundRowsParams {
+            rows: self.params.k,
+            rounded: k,
+            scales: blocks,
+            heads: p.kv_heads as u32,
+            row_count: p.seqlen_kv as u32,
+            most_log2: KEYS_LOG2,
+            shares: 1,
+            negates: 0,
+            ..of_q
+        };
+        for (params, input) in [
+            (of_q, offset_of!(ForwardParams, q.address)),
+            (of_k, offset_of!(ForwardParams, k.address)),
+        ] {
+            let heads = p.batch as u128 * u128::from(params.heads);
+            let tiles = heads * u128::from(params.row_count.div_ceil(FP8_BLOCK));
+            let places = [
+                offset_of!(RoundRowsParams, rounded),
+                offset_of!(RoundRowsParams, scales),
+            ];
+            let copied = offset_of!(RoundRowsParams, rows.address);
+            self.launch_round(
+                Auxiliary::RoundRows(dtype),
+                tiles,
+                &params,
+                &places,
+                input,
+                copied,
+            )?;
+        }
+
+        let keys = p.seqlen_kv.next_multiple_of(16);
+        let [parts, part_keys] = parts_of(p.seqlen_kv as u32);
+        let moments = [kv_heads, 3 * parts as usize * p.dim_v, size_of::<f32>()];
+        let values = RoundValuesParams {
+            values: self.params.v,
+            rounded: self.steps.reserve([kv_heads, p.dim_v, keys])?,
+            columns: self
+                .steps
+                .reserve([kv_heads, p.dim_v, 2 * size_of::<f32>()])?,
+            moments: self.steps.reserve(moments)?,
+            key_blocks: blocks,
+            heads: p.kv_heads as u32,
+            keys: p.seqlen_kv as u32,
+            dim: p.dim_v as u32,
+            parts,
+            part_keys,
+            padding: 0,
+        };
+        let places = [
+            offset_of!(RoundValuesParams, rounded),
+            offset_of!(RoundValuesParams, columns),
+            offset_of!(RoundValuesParams, moments),
+            offset_of!(RoundValuesParams, key_blocks),
+        ];
+        for (kernel, of_head) in [
+            (Auxiliary::Moments(dtype), parts as usize),
+            (Auxiliary::RoundValues(dtype), key_blocks),
+        ] {
+            let tiles = (kv_heads * of_head) as u128;
+            let input = offset_of!(ForwardParams, v.address);
+            let copied = offset_of!(RoundValuesParams, values.address);
+            self.launch_round(kernel, tiles, &values, &places, input, copied)?;
+        }
+        Ok(Rounded {
+            q: rows_of(q, p.heads, p.seqlen_q, row_bytes),
+            k: rows_of(k, p.kv_heads, p.seqlen_kv, row_bytes),
+            v: rows_of(values.rounded, p.kv_heads, p.dim_v, keys),
+            q_scales,
+            key_blocks: blocks,
+            columns: values.columns,
+        })
+    }
+
+    /// Adds a launch that rounds, with these places. The input is at place `input` in the parameters of the call, and at place `copied`
+    /// in these, if it is a copy.
+    fn launch_round<P: NoUninit>(
+        &mut self,
+        kernel: Auxiliary,
+        blocks: u128,
+        params: &P,
+        places: &[usize],
+        input: usize,
+        copied: usize,
+    ) -> Result<()> {
+        let is_copy = self.steps.places.contains(&input);
+        let mut places = places.to_vec();
+        places.extend(is_copy.then_some(copied));
+        let kernel = catalog::kernel(Family::Auxiliary(kernel));
+        let shared_bytes = kernel.shared_bytes();
+        let step = Step::new(kernel.into(), blocks, shared_bytes, params, &places)?;
+        self.steps.steps.push(step);
+        Ok(())
+    }
+}
+
+/// Rows of e4m3 without gaps, in pairs: `[.., heads, rows, row_bytes]`.
+fn rows_of(address: u64, heads: usize, rows: usize, row_bytes: usize) -> TensorRef {
+    let row = row_bytes as i64 / i64::from(PAIR);
+    let head = row * rows as i64;
+    TensorRef {
+        address,
+        batch_stride: head * heads as i64,
+        head_stride: head,
+        row_stride: row,
+    }
+}

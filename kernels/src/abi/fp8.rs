@@ -1,0 +1,98 @@
+//! Arguments of the kernels for FP8: those that round to e4m3, and the one that multiplies it.
+
+use super::{ForwardParams, TensorMap, TensorRef};
+
+/// Rows of a tile of a kernel that rounds, and keys that share a scale.
+pub const FP8_BLOCK: u32 = 128;
+
+/// Arguments of the kernel that rounds rows of q or k to e4m3. Scales are powers of two, so that they round nothing.
+///
+/// The grid is one-dimensional, with `batch * heads * ceil(rows / 128)` blocks.
+#[repr(C)]
+#[cfg_attr(not(target_arch = "nvptx64"), derive(bytemuck::NoUninit))]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RoundRowsParams {
+    /// The rows, `[batch, heads, rows, dim]`; [aligned](TensorRef::is_aligned).
+    pub rows: TensorRef,
+    /// Device address of the rounded rows, e4m3 `[batch, heads, rows, dim16]`, row-major; `dim16` is `dim` rounded up to a multiple
+    /// of 16, with zeros behind it.
+    pub rounded: u64,
+    /// Device address of the scales: `f32[batch, heads, rows]`, or of blocks of 128 rows the first words of
+    /// [`Fp8Params::key_blocks`].
+    pub scales: u64,
+    /// Heads.
+    pub heads: u32,
+    /// Rows of a head.
+    pub row_count: u32,
+    /// Elements of a row: a multiple of 8, at most 256.
+    pub dim: u32,
+    /// The base-2 logarithm of what rounded numbers are below, or at: see [`scale_of`](crate::layout::fp8::scale_of).
+    pub most_log2: i32,
+    /// 1 if blocks of 128 rows share a scale; 0 if each row has one.
+    pub shares: u32,
+    /// 1 if numbers change their sign, else 0.
+    pub negates: u32,
+}
+
+/// Arguments of the two kernels that round v to e4m3: the one that finds the moments of its columns, and the one that rounds.
+///
+/// The grid of the first one has `batch * heads * parts` blocks, that of the second one `batch * heads * ceil(keys / 128)`.
+#[repr(C)]
+#[cfg_attr(not(target_arch = "nvptx64"), derive(bytemuck::NoUninit))]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RoundValuesParams {
+    /// The values, `[batch, heads, keys, dim]`; [aligned](TensorRef::is_aligned).
+    pub values: TensorRef,
+    /// Device address of the moments of each part of the keys, `f32[batch, heads, parts, 3, dim]`: sums, least and largest numbers.
+    pub moments: u64,
+    /// Device address of the rounded values, e4m3 `[batch, heads, dim, keys16]`: [transposed](crate::layout::fp8::transposed_key).
+    /// `keys16` is `keys` rounded up to a multiple of 16, with zeros behind them.
+    pub rounded: u64,
+    /// Device address of scales and means: see [`Fp8Params::columns`].
+    pub columns: u64,
+    /// Device address of the [blocks](Fp8Params::key_blocks) of keys, whose second words are written.
+    pub key_blocks: u64,
+    /// Heads.
+    pub heads: u32,
+    /// Keys of a head.
+    pub keys: u32,
+    /// Elements of a row: a multiple of 8, at most 256.
+    pub dim: u32,
+    /// Parts of the keys, each of a multiple of 128 keys.
+    pub parts: u32,
+    /// Keys of a part, but for the last one.
+    pub part_keys: u32,
+    /// Zero: rounds the size up to a multiple of 8 bytes.
+    pub padding: u32,
+}
+
+/// Arguments of a forward kernel that multiplies e4m3. The kernel's parameter lies at a multiple of 64.
+///
+/// The grid is one-dimensional, with at most a block for each tile; blocks take tiles until none is left.
+#[repr(C)]
+#[cfg_attr(not(target_arch = "nvptx64"), derive(bytemuck::NoUninit))]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Fp8Params {
+    /// Boxes of 64 rows of the rounded q, in pairs of e4m3.
+    pub q: TensorMap,
+    /// Boxes of Bc rows of the rounded k, in pairs of e4m3.
+    pub k: TensorMap,
+    /// Boxes of Bc keys of all rows of the transposed v, in pairs of e4m3.
+    pub v: TensorMap,
+    /// Sizes, o and lse; q, k and v are unused.
+    pub forward: ForwardParams,
+    /// Device address of the scales of q, `f32[batch, heads, seqlen_q]`.
+    pub q_scales: u64,
+    /// Device address of blocks of 128 keys, `[batch, kv_heads, blocks]`, two words each: the scale of k, `f32`, and whether v has an
+    /// infinity or a NaN, 1 or 0.
+    pub key_blocks: u64,
+    /// Device address of the columns of v, `[batch, kv_heads, dim_v]`, two `f32` each: the scale, and the mean, which is taken out of
+    /// v.
+    pub columns: u64,
+    /// A counter: see [`Sm90Params::counter`](super::Sm90Params::counter).
+    pub counter: u64,
+    /// Tiles.
+    pub tiles: u32,
+    /// Blocks of 128 keys of a head.
+    pub blocks: u32,
+}

@@ -1,0 +1,142 @@
+//! The consumers' loop over tiles and blocks of keys: Algorithm 1 of FlashAttention-2 (Dao 2023).
+
+use super::ROWS;
+use super::softmax::Softmax;
+use super::step::{Consumer, Edge, First, Rows, Whole};
+use super::store::store;
+use crate::abi::Fp8Params;
+use crate::attention::forward::sm90::job::{Job, Part};
+use crate::attention::forward::sm90::kernel::Kernel;
+use crate::attention::forward::sm90::tile::Tile;
+use crate::attention::options::score::Score;
+use crate::attention::workload::heads::Heads;
+use crate::layout::fp8::Fp8Memory;
+use crate::layout::{element, fragment};
+use crate::ptx::{global, ldmatrix, mbarrier, special};
+use crate::tile::fp8::{Scores, Sums};
+use crate::tile::registers::{again, opaque};
+use crate::tile::{Accumulator, HalfAccumulator, Operand, Ring};
+use core::marker::PhantomData;
+
+/// Computes the warpgroup's rows of the block's tiles.
+///
+/// # Safety
+/// The conditions of [`fp8`](super::fp8), with initialised barriers, in all threads of the warpgroup.
+#[inline(always)]
+pub unsafe fn consume<
+    K: Kernel,
+    const OT: usize,
+    const NT: usize,
+    const PT: usize,
+    const QT: usize,
+    const NQ: u32,
+    const S: u32,
+>(
+    launch: &Fp8Params,
+    memory: Fp8Memory,
+    warpgroup: u32,
+) where
+    [HalfAccumulator; NT]: Scores,
+    [Accumulator; OT]: Sums,
+{
+    let params = &launch.forward;
+    let mut q = Ring::<NQ>(warpgroup);
+    let mut consumer = Consumer::<K, QT, S> {
+        memory,
+        slot: warpgroup,
+        q: [Operand::ZERO; QT],
+        block: Ring(0),
+        kernel: PhantomData,
+    };
+    // SAFETY: every stage is waited for before it is read, and released after. All branches but the cold ones depend on
+    // the tile and the warpgroup alone; the cold ones hold instructions of a warp alone.
+    unsafe {
+        // The next tile, whose Q has landed with it.
+        let next_job = |q: Ring<NQ>| {
+            q.wait(memory.q_full(q.stage()));
+            Job::load(memory.job(q.stage()))
+        };
+        let mut job = next_job(q);
+        while job.split != Job::NONE.split {
+            let slot = q.stage();
+            consumer.slot = slot;
+            consumer.q = load_q::<K, QT>(memory, slot);
+            // Not held over the tiles.
+            let warpgroup = q.0 % K::WARPGROUPS;
+            let part = Part::<K>::new(params, job, warpgroup * ROWS);
+            let score = K::Score::new(params, part.work.sequence.batch, part.work.heads.first());
+            let factors = factors(launch, &part, score);
+            let place = memory.job(slot);
+            let (tile, walk) = Tile::<K>::new(params, place, [0, warpgroup], job, &part, score);
+
+            let mut j = walk.end();
+            while walk.passes_first(j) {
+                j = opaque(j - 1);
+                consumer.pass();
+            }
+            let mut rows = Rows::<OT, NT, PT>::new(Softmax::new(factors));
+            if walk.sees(j) {
+                let mut runs = tile.runs(&part, walk.own_start(), j);
+                j -= 1;
+                rows.step::<First, _, _, _>(&mut consumer, &tile, j);
+                loop {
+                    while j > runs.edge() {
+                        j -= 1;
+                        rows.step::<Edge, _, _, _>(&mut consumer, &tile, j);
+                    }
+                    while j > runs.whole() {
+                        j -= 1;
+                        rows.step::<Whole, _, _, _>(&mut consumer, &tile, j);
+                    }
+                    if !runs.has_other_edge(j) {
+                        break;
+                    }
+                }
+                rows.finish(&mut consumer);
+            }
+            job = again(|| Job::load(memory.job(slot)));
+            mbarrier::arrive(memory.q_full(slot) + 8);
+            while walk.passes_last(j) {
+                j = opaque(j - 1);
+                consumer.pass();
+            }
+            q = Ring(q.0 + K::WARPGROUPS);
+            store::<K, OT>(launch, job, rows.o, rows.softmax);
+            job = next_job(q);
+        }
+    }
+}
+
+/// The factors of the scores of a lane's two rows, but for the scale of the keys: the softmax scale in base 2, times the scale of q.
+///
+/// # Safety
+/// The conditions of [`fp8`](super::fp8).
+#[inline(always)]
+unsafe fn factors<K: Kernel>(launch: &Fp8Params, part: &Part<K>, score: K::Score) -> [f32; 2] {
+    let params = &launch.forward;
+    let rows = part.work.row_count() as i32;
+    let first = part.first + (K::warp_row() + special::lane() / 4) as i32;
+    [first, first + 8].map(|row| {
+        let row = row.min(rows - 1).max(0) as u32;
+        let place = part.work.lse(params, row) - params.lse;
+        // SAFETY: q has a scale for each row.
+        score.scale().log2 * unsafe { global::load_f32(launch.q_scales + place) }
+    })
+}
+
+/// The warp's rows of Q, as many slices of 32 columns as stay in registers.
+///
+/// # Safety
+/// Every lane of the warp makes the same call, with Q landed.
+#[inline(always)]
+unsafe fn load_q<K: Kernel, const QT: usize>(memory: Fp8Memory, slot: u32) -> [Operand; QT] {
+    let q = memory.q(slot);
+    let (row, chunk) = fragment::ldmatrix_rows_first(special::lane());
+    let mut operands = [Operand::ZERO; QT];
+    for qt in 0..QT {
+        let column = element::K * qt as u32 + element::CHUNK * chunk;
+        // SAFETY: the caller's promise; the addresses lie in the tile.
+        operands[qt] = Operand(unsafe { ldmatrix::x4(q.chunk(K::warp_row() + row, column)) });
+    }
+    operands
+}

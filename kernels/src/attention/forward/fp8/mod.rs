@@ -1,0 +1,163 @@
+//! The main loop for FP8 on Hopper: Q, K and V are numbers of e4m3, which kernels of their own
+//! [rounded](crate::attention::auxiliary::round_rows).
+//!
+//! A producer warp loads by TMA, `W` warpgroups multiply 64 rows each by `wgmma`. A step of a warpgroup is:
+//!
+//! ```text
+//! S = Q K^T     in f16, half the registers; no sum passes 32768
+//! P = 2^(c S - m + 4)    in pairs of f16, relative to the maximum so far; at most 448 fits e4m3
+//! O += P V      in f32; V is transposed, its keys in the order of P's registers
+//! ```
+//!
+//! Where O leaves room, a warpgroup waits for each product, and others fill the tensor cores meanwhile. Where O takes half of the
+//! registers there are two warpgroups, and `P V` of a block runs during the softmax of the next one.
+//!
+//! # Scales
+//! A row of q has a scale, a block of 128 keys has one, and so has a column of v. All are powers of two: an f16 factor of S then has
+//! the same digits for every block of keys, and rows stay comparable. S stays in registers, so that a maximum that
+//! rose is taken from the same scores, in f32.
+//!
+//! The tensor cores cut the sums of e4m3 towards zero (measured: 3.5e-4 of O for each 32 keys, if V has one sign). So the mean of each
+//! column is taken out of V before it is rounded, and added to O.
+//!
+//! # Budget
+//! Of a multiprocessor, for a step of 192 rows and 128 keys at D = 128:
+//!
+//! | | clocks |
+//! |---|---|
+//! | tensor cores: 2 x 192 x 128 x 128 products, 4096 a clock | 1536 |
+//! | exponentials: 192 x 128, 16 a clock | 1536 |
+//! | shared memory: K and V for each warpgroup, 128 bytes a clock | 768 |
+//!
+//! Registers of a consumer at D = 128: O 64, S 32, P 16, Q 16, of 160.
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | `produce` | the producer: loads of Q, K and V |
+//! | `consume` | a consumer's loop over tiles and blocks of keys: Algorithm 1 |
+//! | `step` | its lines for one block of keys |
+//! | `softmax` | scores become probabilities |
+//! | `store` | O, scaled and with the mean of V, and lse |
+
+mod consume;
+mod produce;
+mod softmax;
+mod step;
+mod store;
+
+use super::sm90::Unwatched;
+use super::sm90::kernel::{Instance, Kernel};
+use crate::abi::Fp8Params;
+use crate::attention::options::mask::Mask;
+use crate::attention::options::score::Score;
+use crate::attention::workload::heads::Heads;
+use crate::layout::fp8::Fp8Memory;
+use crate::ptx::{barrier, mbarrier, setmaxnreg, shared, shuffle};
+use crate::tile::fp8::{Scores, Sums};
+use crate::tile::{Accumulator, Element, HalfAccumulator};
+use consume::consume;
+use produce::produce;
+
+/// Rows of a warpgroup.
+const ROWS: u32 = 64;
+
+/// Computes tiles of O and lse.
+///
+/// `W` warpgroups consume, and one more produces. The head dim is at most `16 * DT`, `OT` is `DT`. A step takes `16 * NT` keys, `PT` is
+/// half of `NT`. Q stays in registers if `QT` is half of `DT`, and in shared memory if it is 0. `NQ` slots hold Q of a warpgroup each,
+/// `S` stages K and V. `GIVEN` registers stay with the producer's threads, `TAKEN` are a consumer's.
+///
+/// # Safety
+/// Launched as [`Fp8Params`] and the kernel's row of the [catalog](crate::catalog) say, with tensors that are readable (rounded q, k and
+/// v, their scales) and writable (o, lse) in full; `maps` is the generic address of `params`.
+#[inline(always)]
+pub unsafe fn fp8<
+    E: Element,
+    M: Mask,
+    H: Heads,
+    C: Score,
+    const W: u32,
+    const DT: usize,
+    const OT: usize,
+    const NT: usize,
+    const PT: usize,
+    const QT: usize,
+    const NQ: u32,
+    const S: u32,
+    const GIVEN: u32,
+    const TAKEN: u32,
+>(
+    params: &Fp8Params,
+    maps: u64,
+) where
+    [HalfAccumulator; NT]: Scores,
+    [Accumulator; OT]: Sums,
+{
+    const { assert!(OT == DT && 2 * PT == NT && (QT == 0 || 2 * QT == DT)) }
+    // SAFETY: the caller's promise.
+    unsafe {
+        run::<
+            Instance<E, M, H, C, Unwatched, 1, W, DT, OT, NT, NQ, S>,
+            OT,
+            NT,
+            PT,
+            QT,
+            NQ,
+            S,
+            GIVEN,
+            TAKEN,
+        >(params, maps)
+    }
+}
+
+/// Gives each warpgroup of the block its role.
+///
+/// # Safety
+/// The conditions of [`fp8`].
+#[inline(always)]
+unsafe fn run<
+    K: Kernel,
+    const OT: usize,
+    const NT: usize,
+    const PT: usize,
+    const QT: usize,
+    const NQ: u32,
+    const S: u32,
+    const GIVEN: u32,
+    const TAKEN: u32,
+>(
+    params: &Fp8Params,
+    maps: u64,
+) where
+    [HalfAccumulator; NT]: Scores,
+    [Accumulator; OT]: Sums,
+{
+    let memory = Fp8Memory::new(shared::base(), [NQ, K::BC, K::D, S]);
+    // SAFETY: all threads of the block reach the barrier; then each warpgroup has its role.
+    unsafe {
+        let thread = K::thread();
+        if thread == 0 {
+            for slot in 0..NQ {
+                mbarrier::init(memory.q_full(slot), 1);
+                // Every lane releases Q, which all of them read in part.
+                mbarrier::init(memory.q_full(slot) + 8, 128);
+            }
+            for stage in 0..S {
+                mbarrier::init(memory.full(stage), 1);
+                mbarrier::init(memory.full(stage) + 8, 4 * K::WARPGROUPS);
+            }
+            mbarrier::fence_init();
+        }
+        barrier::block();
+        let warpgroup = shuffle::first(thread / 128);
+        if warpgroup == K::WARPGROUPS {
+            setmaxnreg::decrease::<GIVEN>();
+            if shuffle::first(thread / 32) == 4 * K::WARPGROUPS {
+                produce::<K, NQ, S>(params, maps, memory);
+            }
+        } else {
+            setmaxnreg::increase::<TAKEN>();
+            consume::<K, OT, NT, PT, QT, NQ, S>(params, memory, warpgroup);
+        }
+    }
+}

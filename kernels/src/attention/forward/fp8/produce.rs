@@ -1,0 +1,169 @@
+//! The producer: a warp loads Q, K and V of the block's tiles. All lanes walk, and one starts the copies.
+
+use super::ROWS;
+use crate::abi::{FP8_BLOCK, Fp8Params};
+use crate::attention::forward::sm90::job::{Job, Part};
+use crate::attention::forward::sm90::kernel::Kernel;
+use crate::attention::forward::sm90::produce::next_tile;
+use crate::attention::workload::heads::Heads;
+use crate::layout::descriptor::Panels;
+use crate::layout::fp8::{Fp8Memory, PAIR};
+use crate::ptx::{barrier, global, mbarrier, shared, special, tensor};
+use crate::tile::Ring;
+use crate::tile::registers::opaque;
+
+/// Loads Q, K and V of the block's tiles.
+///
+/// # Safety
+/// The conditions of [`fp8`](super::fp8), with initialised barriers, in one warp of the block, all lanes.
+#[inline(always)]
+pub unsafe fn produce<K: Kernel, const NQ: u32, const S: u32>(
+    params: &Fp8Params,
+    maps: u64,
+    memory: Fp8Memory,
+) {
+    let producer = Producer { maps, memory };
+    // SAFETY: the barriers count what is loaded, and the stages' consumers; the boxes fit their places.
+    unsafe {
+        let mut q = Ring::<NQ>(0);
+        let mut place = Ring::<S>(0);
+        let mut tile = special::block();
+        // There are no more blocks than tiles.
+        loop {
+            let job = Job::at::<K>(&params.forward, tile);
+            let part = Part::<K>::new(&params.forward, job, 0);
+            let mut warpgroup = 0;
+            while warpgroup < K::WARPGROUPS {
+                producer.load_q::<K, NQ>(q, warpgroup, job, &part);
+                q = q.next();
+                warpgroup = opaque(warpgroup + 1);
+            }
+            let seen = part.blocks(K::BR);
+            let key_blocks = key_blocks(params, &part);
+            let mut j = seen.end;
+            while j > seen.start {
+                j = opaque(j - 1);
+                producer.load_keys::<K, S>(place, j * K::BC, &part, key_blocks);
+                place = place.next();
+            }
+            tile = next_tile(params.counter, params.tiles, tile);
+            if tile >= params.tiles {
+                break;
+            }
+        }
+        let mut warpgroup = 0;
+        while warpgroup < K::WARPGROUPS {
+            producer.give_job(q, Job::NONE);
+            mbarrier::arrive_once(memory.q_full(q.stage()));
+            q = q.next();
+            warpgroup = opaque(warpgroup + 1);
+        }
+    }
+}
+
+/// Address of the blocks of keys of the part's head.
+#[inline(always)]
+fn key_blocks<K: Kernel>(params: &Fp8Params, part: &Part<K>) -> u64 {
+    let head = kv_head_index(params, part);
+    params.key_blocks + 8 * u64::from(head) * u64::from(params.blocks)
+}
+
+/// The number of the part's key/value head among those of all batch entries.
+#[inline(always)]
+pub fn kv_head_index<K: Kernel>(params: &Fp8Params, part: &Part<K>) -> u32 {
+    let (kv_heads, _) = params.forward.group.divide(params.forward.heads);
+    part.work.sequence.batch * kv_heads + part.work.heads.kv_head()
+}
+
+/// The producer of a block.
+struct Producer {
+    /// Address of the tensor maps of q, k and v.
+    maps: u64,
+    memory: Fp8Memory,
+}
+
+/// The functions share their conditions: all lanes of the producer's warp make the same calls; the barriers are initialised.
+impl Producer {
+    /// Loads all panels of so many pairs of columns, from a column, row, head and entry of a map.
+    #[inline(always)]
+    unsafe fn load(&self, to: Panels, map: u64, full: u32, pairs: u32, place: [u32; 4]) {
+        let [column, row, head, entry] = place.map(|place| place as i32);
+        // SAFETY: the caller's promise.
+        unsafe {
+            let mut panel = 0;
+            while panel < pairs / to.width {
+                let column = column + (panel * to.width) as i32;
+                let to = to.skip_panels(panel);
+                tensor::load_once(to.base, map, column, row, head, entry, full);
+                panel = opaque(panel + 1);
+            }
+        }
+    }
+
+    /// Writes a job for the consumers of a slot, once that is free.
+    #[inline(always)]
+    unsafe fn give_job<const NQ: u32>(&self, q: Ring<NQ>, job: Job) {
+        // SAFETY: the caller's promise. One lane writes a job, before another one may arrive.
+        unsafe {
+            q.acquire(self.memory.q_full(q.stage()));
+            if special::lane() == 0 {
+                job.store(self.memory.job(q.stage()));
+            }
+            barrier::warp();
+        }
+    }
+
+    /// Q of a warpgroup, and its job.
+    #[inline(always)]
+    unsafe fn load_q<K: Kernel, const NQ: u32>(
+        &self,
+        q: Ring<NQ>,
+        warpgroup: u32,
+        job: Job,
+        part: &Part<K>,
+    ) {
+        let (slot, full) = (q.stage(), self.memory.q_full(q.stage()));
+        let row = part.first + (warpgroup * ROWS) as i32;
+        let place = [
+            0,
+            row as u32,
+            part.work.heads.first(),
+            part.work.sequence.batch,
+        ];
+        // SAFETY: the caller's promise.
+        unsafe {
+            self.give_job(q, job);
+            mbarrier::arrive_expect_once(full, self.memory.q_bytes());
+            self.load(self.memory.q(slot), self.maps, full, K::D / PAIR, place);
+        }
+    }
+
+    /// K and V of the block from `key` on, and the words of its block of keys.
+    #[inline(always)]
+    unsafe fn load_keys<K: Kernel, const S: u32>(
+        &self,
+        place: Ring<S>,
+        key: u32,
+        part: &Part<K>,
+        key_blocks: u64,
+    ) {
+        let (memory, stage) = (self.memory, place.stage());
+        let full = memory.full(stage);
+        let (head, entry) = (part.work.heads.kv_head(), part.work.sequence.batch);
+        // SAFETY: the caller's promise. One lane writes the words, before another one may arrive.
+        unsafe {
+            let [scale, guard] = global::load_u32x2(key_blocks + 8 * u64::from(key / FP8_BLOCK));
+            place.acquire(full);
+            if special::lane() == 0 {
+                shared::store_u32(memory.key_block(stage), scale);
+                shared::store_u32(memory.key_block(stage) + 4, guard);
+            }
+            barrier::warp();
+            mbarrier::arrive_expect_once(full, memory.stage_bytes());
+            let (k, v) = (memory.k(stage), memory.v(stage));
+            self.load(k, self.maps + 128, full, K::D / PAIR, [0, key, head, entry]);
+            let columns = [key / PAIR, 0, head, entry];
+            self.load(v, self.maps + 256, full, K::BC / PAIR, columns);
+        }
+    }
+}

@@ -1,0 +1,245 @@
+//! Line 9 of Algorithm 1 in FP8: scores of f16 become probabilities of e4m3.
+//!
+//! A row's largest probability is to be `2^4`: e4m3 holds up to 448, so that scores may exceed the maximum so far by 4.8 before it has to
+//! follow, and what is 2^13 times smaller vanishes.
+
+use crate::ptx::{convert, half, math, shuffle, vote};
+use crate::tile::{HalfAccumulator, Operand};
+use core::hint::cold_path;
+
+/// The base-2 logarithm of a row's largest probability.
+const LARGEST_LOG2: f32 = 4.0;
+
+/// The base-2 logarithm of the largest number of e4m3, rounded down.
+const MOST_LOG2: f32 = 8.75;
+
+/// What carries into the sign of an f16 above 448, the largest number of e4m3.
+const ABOVE_MOST: u32 = 0x20ff_20ff;
+
+/// The largest reference that pairs of f16 subtract exactly enough: half a unit in its last place is then at most 1.
+const FAR: f32 = 2048.0;
+
+/// The largest factor of f16 that leaves products room.
+const MOST_FACTOR: f32 = 32768.0;
+
+/// The smallest f16 above 0: a factor of 0 would turn masked scores into NaN.
+const LEAST_FACTOR: f32 = 1.0 / 16_777_216.0;
+
+/// -inf and +inf in both halves of a register.
+const LOWEST: u32 = 0xfc00_fc00;
+
+/// Running maximum and sum of the two rows of a lane.
+#[derive(Clone, Copy)]
+pub struct Softmax {
+    /// What is subtracted from scores in base 2: the maximum less [`LARGEST_LOG2`], rounded to f16 unless it is far from 0. -inf before
+    /// the first key.
+    pub reference: [f32; 2],
+    /// The lane's part of the sum of `2^(c s - reference)`.
+    pub sum: [f32; 2],
+    /// The factor of the row's scores, but for the scale of the keys.
+    factor: [f32; 2],
+}
+
+impl Softmax {
+    /// Before the first block, with the factors of the rows: the softmax scale in base 2, times the scale of q.
+    #[inline(always)]
+    pub fn new(factor: [f32; 2]) -> Self {
+        Softmax {
+            reference: [f32::NEG_INFINITY; 2],
+            sum: [0.0; 2],
+            factor: factor.map(rounded_to_f16),
+        }
+    }
+
+    /// Takes in a block's scores, whose keys have a `scale`: gives probabilities, and the factors of the rows of O, if these have to
+    /// change. The scores may be gone. Maxima that are `EXACT` follow every block, without an attempt with the old ones.
+    ///
+    /// # Safety
+    /// Every lane of the warp makes the same call.
+    #[inline(always)]
+    pub unsafe fn take<const EXACT: bool, const NT: usize, const PT: usize>(
+        &mut self,
+        s: &mut [HalfAccumulator; NT],
+        scale: f32,
+    ) -> ([Operand; PT], Option<[f32; 2]>) {
+        let factors = self.factors(scale);
+        // SAFETY: the caller's promise.
+        unsafe {
+            if !EXACT {
+                let (mut p, mut largest) = ([Operand::ZERO; PT], 0);
+                let sums = self.attempt(s, factors, |tile, nt, r, [a, b]| {
+                    largest = half::max(largest, half::max(a, b));
+                    p[nt / 2].0[2 * (nt % 2) + r] = convert::e4m3_of_f16(a, b);
+                    tile
+                });
+                let exceeds = (largest + ABOVE_MOST) & 0x8000_8000 != 0;
+                if !vote::any(exceeds) {
+                    self.add(sums);
+                    return (p, None);
+                }
+                cold_path();
+            }
+            let factors = self.update(s, factors);
+            (to_operands(s), Some(factors))
+        }
+    }
+
+    /// [`take`](Self::take) in place: scores become probabilities in f16, for [`to_operands`]. So maxima are compared before.
+    ///
+    /// # Safety
+    /// Every lane of the warp makes the same call.
+    #[inline(always)]
+    pub unsafe fn take_in_place<const EXACT: bool, const NT: usize>(
+        &mut self,
+        s: &mut [HalfAccumulator; NT],
+        scale: f32,
+    ) -> Option<[f32; 2]> {
+        let factors = self.factors(scale);
+        // SAFETY: the caller's promise.
+        unsafe {
+            if !EXACT {
+                let mut serves = true;
+                for r in 0..2 {
+                    let [low, high] = half::widen(largest_of(s, r));
+                    let largest = math::fma(low.max(high), factors[r], -self.reference[r]);
+                    serves &= self.is_near(factors, r) & (largest <= MOST_LOG2);
+                }
+                if !vote::any(!serves) {
+                    let sums = self.attempt(s, factors, |mut tile, _, r, e| {
+                        (tile.0[r], tile.0[2 + r]) = (e[0], e[1]);
+                        tile
+                    });
+                    self.add(sums);
+                    return None;
+                }
+                cold_path();
+            }
+            Some(self.update(s, factors))
+        }
+    }
+
+    /// The factors of the rows' scores with keys of this scale.
+    #[inline(always)]
+    fn factors(&self, scale: f32) -> [f32; 2] {
+        self.factor.map(|factor| (factor * scale).min(1e30))
+    }
+
+    /// Whether pairs of f16 hold what a row's scores are multiplied by and lessened by.
+    #[inline(always)]
+    fn is_near(&self, factors: [f32; 2], r: usize) -> bool {
+        (self.reference[r].abs() <= FAR) & (factors[r] <= MOST_FACTOR)
+    }
+
+    #[inline(always)]
+    fn add(&mut self, sums: [f32; 2]) {
+        for r in 0..2 {
+            self.sum[r] += sums[r];
+        }
+    }
+
+    /// Computes probabilities relative to the maxima so far, in pairs of f16, and their sums. `take` gets a tile, its number, a row and
+    /// its two pairs there, and says what the tile becomes.
+    #[inline(always)]
+    fn attempt<const NT: usize>(
+        &self,
+        s: &mut [HalfAccumulator; NT],
+        factors: [f32; 2],
+        mut take: impl FnMut(HalfAccumulator, usize, usize, [u32; 2]) -> HalfAccumulator,
+    ) -> [f32; 2] {
+        let mut sums = [0.0; 2];
+        for r in 0..2 {
+            // An infinity exceeds what fits, whatever the scores are.
+            let shift = match self.is_near(factors, r) {
+                true => -self.reference[r],
+                false => f32::INFINITY,
+            };
+            let shift = half::pack(shift, shift);
+            let factor = factors[r].max(LEAST_FACTOR);
+            let factor = half::pack(factor, factor);
+            let mut totals = [0; 2];
+            for nt in 0..NT {
+                let exp = |s| half::exp2(half::fma(s, factor, shift));
+                let e = [exp(s[nt].0[r]), exp(s[nt].0[2 + r])];
+                let two = half::add(e[0], e[1]);
+                totals[nt % 2] = match nt {
+                    0 | 1 => two,
+                    _ => half::add(totals[nt % 2], two),
+                };
+                s[nt] = take(s[nt], nt, r, e);
+            }
+            let [low, high] = half::widen(half::add(totals[0], totals[1]));
+            sums[r] = low + high;
+        }
+        sums
+    }
+
+    /// Turns scores into probabilities relative to maxima that follow the block, computed in f32, and rounded to f16. Gives the factors of
+    /// the rows of O.
+    ///
+    /// # Safety
+    /// Every lane of the warp makes the same call.
+    #[inline(always)]
+    unsafe fn update<const NT: usize>(
+        &mut self,
+        s: &mut [HalfAccumulator; NT],
+        factors: [f32; 2],
+    ) -> [f32; 2] {
+        let mut changes = [0.0; 2];
+        for r in 0..2 {
+            let factor = factors[r].max(f32::MIN_POSITIVE);
+            let [low, high] = half::widen(largest_of(s, r));
+            // SAFETY: the caller's promise.
+            let largest = unsafe { shuffle::reduce::<4>(low.max(high), f32::max) };
+            let mut reference = self.reference[r].max(math::fma(largest, factor, -LARGEST_LOG2));
+            if reference.abs() <= FAR {
+                reference = rounded_to_f16(reference);
+            }
+            // To subtract 0 from -inf leaves probabilities of 0, where -inf - -inf would be NaN.
+            let shift = match reference == f32::NEG_INFINITY {
+                true => 0.0,
+                false => -reference,
+            };
+            changes[r] = math::exp2(self.reference[r] + shift);
+            let mut sum = self.sum[r] * changes[r];
+            for nt in 0..NT {
+                for side in 0..2 {
+                    let pair = &mut s[nt].0[2 * side + r];
+                    let [a, b] =
+                        half::widen(*pair).map(|s| math::exp2(math::fma(s, factor, shift)));
+                    sum += a + b;
+                    *pair = half::pack(a, b);
+                }
+            }
+            (self.reference[r], self.sum[r]) = (reference, sum);
+        }
+        changes
+    }
+}
+
+/// The largest scores of a row, in a pair.
+#[inline(always)]
+fn largest_of<const NT: usize>(s: &[HalfAccumulator; NT], r: usize) -> u32 {
+    let mut largest = LOWEST;
+    for nt in 0..NT {
+        largest = half::max(largest, half::max(s[nt].0[r], s[nt].0[2 + r]));
+    }
+    largest
+}
+
+/// Probabilities of f16, rounded to e4m3.
+#[inline(always)]
+pub fn to_operands<const NT: usize, const PT: usize>(p: &[HalfAccumulator; NT]) -> [Operand; PT] {
+    let mut operands = [Operand::ZERO; PT];
+    for nt in 0..NT {
+        for r in 0..2 {
+            operands[nt / 2].0[2 * (nt % 2) + r] = convert::e4m3_of_f16(p[nt].0[r], p[nt].0[2 + r]);
+        }
+    }
+    operands
+}
+
+/// A number with the digits of an f16, whatever its exponent.
+#[inline(always)]
+fn rounded_to_f16(number: f32) -> f32 {
+    f32::from_bits((number.to_bits() + 0x1000) & !0x1fff)
+}

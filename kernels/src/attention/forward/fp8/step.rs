@@ -1,0 +1,256 @@
+//! A step of Algorithm 1: a warpgroup's rows and one block of keys.
+
+use super::softmax::{Softmax, to_operands};
+use crate::attention::forward::sm90::kernel::Kernel;
+use crate::attention::forward::sm90::tile::Tile;
+use crate::attention::options::mask::Interval;
+use crate::layout::fp8::Fp8Memory;
+use crate::ptx::{shared, special};
+use crate::tile::fp8::{self, Scores, Sums};
+use crate::tile::registers::opaque;
+use crate::tile::whole::scale_rows;
+use crate::tile::{Accumulator, HalfAccumulator, Operand, Ring, wgmma};
+use core::hint::cold_path;
+use core::marker::PhantomData;
+
+/// What a step has before it, and how much its rows see.
+pub trait Block {
+    /// Whether it is the first one.
+    const IS_FIRST: bool;
+    /// Whether every row sees the whole block.
+    const IS_WHOLE: bool;
+}
+
+/// The first block, at the edge.
+pub struct First;
+/// A block at the edge.
+pub struct Edge;
+/// A whole block.
+pub struct Whole;
+
+impl Block for First {
+    const IS_FIRST: bool = true;
+    const IS_WHOLE: bool = false;
+}
+
+impl Block for Edge {
+    const IS_FIRST: bool = false;
+    const IS_WHOLE: bool = false;
+}
+
+impl Block for Whole {
+    const IS_FIRST: bool = false;
+    const IS_WHOLE: bool = true;
+}
+
+/// A warpgroup's way through the stages, and Q.
+pub struct Consumer<K, const QT: usize, const S: u32> {
+    pub memory: Fp8Memory,
+    /// Where Q of its tile lies.
+    pub slot: u32,
+    /// Q, if it stays in registers.
+    pub q: [Operand; QT],
+    /// The block of keys whose scores are in work.
+    pub block: Ring<S>,
+    pub kernel: PhantomData<K>,
+}
+
+/// What a warpgroup holds of its rows from step to step. No product is under way between steps: the assembler would wait for
+/// each one.
+pub struct Rows<const OT: usize, const NT: usize, const PT: usize> {
+    /// m and l.
+    pub softmax: Softmax,
+    /// O, but for the scale and the mean of V.
+    pub o: [Accumulator; OT],
+    s: [HalfAccumulator; NT],
+    p: [Operand; PT],
+}
+
+impl<const OT: usize, const NT: usize, const PT: usize> Rows<OT, NT, PT>
+where
+    [HalfAccumulator; NT]: Scores,
+    [Accumulator; OT]: Sums,
+{
+    /// Whether `P V` of a block runs during the softmax of the next one: where O takes half of the registers, two warpgroups
+    /// do not fill the tensor cores otherwise.
+    const OVERLAPS: bool = OT > 8;
+
+    /// Line 5: before the first block.
+    #[inline(always)]
+    pub fn new(softmax: Softmax) -> Self {
+        Rows {
+            softmax,
+            o: [Accumulator::ZERO; OT],
+            s: [HalfAccumulator([0; 4]); NT],
+            p: [Operand::ZERO; PT],
+        }
+    }
+
+    /// Lines 8 to 10 for block `j`; where products overlap, line 10 is late by a block.
+    ///
+    /// # Safety
+    /// All lanes of the warpgroup make the same calls, in the order of the blocks; the barriers are initialised, and the producer
+    /// loads what they wait for.
+    #[inline(always)]
+    pub unsafe fn step<B: Block, K: Kernel, const QT: usize, const S: u32>(
+        &mut self,
+        consumer: &mut Consumer<K, QT, S>,
+        tile: &Tile<K>,
+        j: u32,
+    ) {
+        let block = consumer.block;
+        let before = Ring(block.0.wrapping_sub(1));
+        let has_before = Self::OVERLAPS && !B::IS_FIRST;
+        // SAFETY: the caller's promise.
+        unsafe {
+            // 8. S = Q K^T
+            consumer.issue_scores(&mut self.s);
+            if has_before {
+                consumer.issue_product(before, &mut self.o, &self.p);
+                wgmma::wait::<1>();
+            } else {
+                wgmma::wait::<0>();
+            }
+            fp8::pin(&mut self.s);
+            let scale = shared::load_f32(consumer.memory.key_block(block.stage()));
+            if !B::IS_WHOLE {
+                let (lane, keys) = (special::lane(), tile.keys(j, true));
+                for nt in 0..NT {
+                    let keys = keys.map(|keys| keys.counted_from(16 * nt as i32));
+                    self.s[nt].mask_columns(lane, keys);
+                }
+            }
+
+            // 9. P = exp(S - m); 10. O = diag(exp(m_before - m)) O + P V
+            if Self::OVERLAPS {
+                let factors = match B::IS_WHOLE {
+                    true => self.softmax.take_in_place::<false, NT>(&mut self.s, scale),
+                    false => self.softmax.take_in_place::<true, NT>(&mut self.s, scale),
+                };
+                if !B::IS_FIRST {
+                    consumer.settle(before, &mut self.o);
+                    self.scale_o(factors);
+                }
+                self.p = to_operands(&self.s);
+            } else {
+                let (p, factors) = match B::IS_WHOLE {
+                    true => self.softmax.take::<false, NT, PT>(&mut self.s, scale),
+                    false => self.softmax.take::<true, NT, PT>(&mut self.s, scale),
+                };
+                if !B::IS_FIRST {
+                    self.scale_o(factors);
+                }
+                self.p = p;
+                consumer.issue_product(block, &mut self.o, &self.p);
+                consumer.settle(block, &mut self.o);
+            }
+            consumer.block = block.next();
+        }
+    }
+
+    /// Multiplies the rows of O, if their maxima changed.
+    #[inline(always)]
+    fn scale_o(&mut self, factors: Option<[f32; 2]>) {
+        if let Some(factors) = factors {
+            cold_path();
+            scale_rows(&mut self.o, factors);
+        }
+    }
+
+    /// Line 10 of the last block, where products overlap.
+    ///
+    /// # Safety
+    /// The conditions of [`step`](Self::step).
+    #[inline(always)]
+    pub unsafe fn finish<K: Kernel, const QT: usize, const S: u32>(
+        &mut self,
+        consumer: &mut Consumer<K, QT, S>,
+    ) {
+        if Self::OVERLAPS {
+            let last = Ring(consumer.block.0.wrapping_sub(1));
+            // SAFETY: the caller's promise.
+            unsafe {
+                consumer.issue_product(last, &mut self.o, &self.p);
+                consumer.settle(last, &mut self.o);
+            }
+        }
+    }
+}
+
+/// The functions share their conditions: those of [`Rows::step`].
+impl<K: Kernel, const QT: usize, const S: u32> Consumer<K, QT, S> {
+    /// Passes a block by that the warpgroup does not see.
+    ///
+    /// # Safety
+    /// The conditions of all functions here.
+    #[inline(always)]
+    pub unsafe fn pass(&mut self) {
+        let full = self.memory.full(self.block.stage());
+        // To release a stage without a wait could count in the wrong phase.
+        // SAFETY: the caller's promise.
+        unsafe {
+            self.block.wait(full);
+            self.block.release(full);
+        }
+        self.block = self.block.next();
+    }
+
+    /// Line 8: `S = Q K^T`, issued as a group.
+    #[inline(always)]
+    unsafe fn issue_scores<const NT: usize>(&self, s: &mut [HalfAccumulator; NT])
+    where
+        [HalfAccumulator; NT]: Scores,
+    {
+        let k = self.memory.k(self.block.stage());
+        // SAFETY: the caller's promise.
+        unsafe {
+            self.block.wait(self.memory.full(self.block.stage()));
+            wgmma::fence();
+            let b = k.rows(0);
+            for dt in 0..K::D as usize / 32 {
+                let b = b.skip(k.to_columns(dt as u32));
+                if QT > 0 {
+                    s.operand_rows(self.q[dt], b, dt > 0);
+                } else {
+                    // Opaque: the compiler would hold each operand's word over the tile.
+                    let q = self.memory.q(opaque(self.slot));
+                    s.rows(q.rows(0).skip(q.to_columns(dt as u32)), b, dt > 0);
+                }
+            }
+            wgmma::commit();
+        }
+    }
+
+    /// Line 10: `O += P V`, issued as a group.
+    #[inline(always)]
+    unsafe fn issue_product<const OT: usize, const PT: usize>(
+        &self,
+        block: Ring<S>,
+        o: &mut [Accumulator; OT],
+        p: &[Operand; PT],
+    ) where
+        [Accumulator; OT]: Sums,
+    {
+        let v = self.memory.v(block.stage());
+        // SAFETY: the caller's promise. V landed with K, whose scores are there.
+        unsafe {
+            wgmma::pin(o);
+            wgmma::fence();
+            for pt in 0..PT {
+                o.operand_rows(p[pt], v.rows(0).skip(v.to_columns(pt as u32)));
+            }
+            wgmma::commit();
+        }
+    }
+
+    /// Waits for the product of a block, and gives its stage back.
+    #[inline(always)]
+    unsafe fn settle<const OT: usize>(&self, block: Ring<S>, o: &mut [Accumulator; OT]) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            wgmma::wait::<0>();
+            wgmma::pin(o);
+            block.release(self.memory.full(block.stage()));
+        }
+    }
+}

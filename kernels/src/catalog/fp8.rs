@@ -1,0 +1,62 @@
+//! The tiles of the kernels for FP8.
+
+use super::tile::{Tile, Tiles};
+use crate::layout::element::K;
+use crate::layout::fp8::Fp8Memory;
+
+/// Rows of a warpgroup of consumers.
+const ROWS: u32 = 64;
+
+/// A tile of this many warpgroups that consume, by steps of 128 keys.
+const fn of_roles(consumers: u32, stages: u32) -> Tile {
+    Tile::new(ROWS * consumers, 128, 4 * (consumers + 1), stages)
+}
+
+/// O takes `dim / 2` registers, S 32, and P 16. At 128 there is room for Q.
+pub(super) const SM90: Tiles = &[
+    (64, of_roles(3, 8)),
+    (
+        128,
+        Tile {
+            q_slices: 128 / K,
+            ..of_roles(3, 4)
+        },
+    ),
+    (256, of_roles(2, 3)),
+];
+
+/// How the warpgroups of a tile's block share its registers, and slots for their Q.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Roles {
+    /// Warpgroups that consume; one more produces.
+    pub consumers: u32,
+    /// Slots for a warpgroup's Q: two for each where there is room.
+    pub q_slots: u32,
+    /// Registers of a producer's thread.
+    pub given: u32,
+    /// Registers of a consumer's thread.
+    pub taken: u32,
+}
+
+impl Roles {
+    /// The roles in a tile. Together they have no more registers than the launch gave all warpgroups alike.
+    pub fn new(tile: &Tile) -> Self {
+        let consumers = tile.warps / 4 - 1;
+        let (q_slots, given, taken) = match consumers {
+            3 => (6, 32, 160),
+            _ => (2, 24, 240),
+        };
+        Roles {
+            consumers,
+            q_slots,
+            given,
+            taken,
+        }
+    }
+}
+
+/// Shared memory of a tile's block.
+pub(super) fn memory(tile: &Tile, dim: u32) -> Fp8Memory {
+    let slots = Roles::new(tile).q_slots;
+    Fp8Memory::new(0, [slots, tile.keys, dim, tile.stages])
+}

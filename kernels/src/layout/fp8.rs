@@ -1,0 +1,276 @@
+//! FP8: where e4m3 numbers lie, and the shared memory of the kernel that multiplies them.
+//!
+//! Panels and maps count in pairs of e4m3, which take the place of elements of two bytes.
+
+use super::descriptor::Panels;
+use super::element::BYTES;
+use crate::abi::FP8_BLOCK;
+
+/// Numbers of e4m3 in the place of an element of two bytes.
+pub const PAIR: u32 = 2;
+
+/// The base-2 logarithm of what rounded values are below: e4m3 holds up to 448.
+pub const VALUES_LOG2: i32 = 8;
+
+/// The base-2 logarithm of what rounded keys are below. Products of q and k are summed in f16, up to 65504.
+pub const KEYS_LOG2: i32 = 4;
+
+/// The base-2 logarithm of what rounded queries are below: no sum of products with keys passes 32768.
+#[must_use]
+pub const fn queries_log2(dim: u32) -> i32 {
+    let dim_log2 = dim.next_power_of_two().trailing_zeros() as i32;
+    15 - KEYS_LOG2 - if dim_log2 < 3 { 3 } else { dim_log2 }
+}
+
+/// Threads of a block that rounds.
+pub const ROUND_THREADS: u32 = 256;
+
+/// Threads that have a row, eight elements each: a power of two.
+#[must_use]
+#[inline(always)]
+pub const fn row_lanes(dim: u32) -> u32 {
+    match dim {
+        ..=64 => 8,
+        ..=128 => 16,
+        _ => 32,
+    }
+}
+
+/// Into how many parts keys are divided to find the moments of columns, and how many keys a part has: a multiple of 128.
+#[must_use]
+pub const fn parts_of(keys: u32) -> [u32; 2] {
+    let most = keys.div_ceil(1024);
+    let parts = if most > 32 { 32 } else { most };
+    let of_part = keys.div_ceil(parts).next_multiple_of(FP8_BLOCK);
+    [keys.div_ceil(of_part), of_part]
+}
+
+/// The scale of numbers up to `largest`, finite and not negative, that puts them below `2^most_log2`, and the largest one not below
+/// its half: a power of two. Numbers below 2^-96 count as that.
+#[must_use]
+#[inline(always)]
+pub const fn scale_of(largest: f32, most_log2: i32) -> f32 {
+    let exponent = (largest.to_bits() >> 23) as i32 - 127;
+    let exponent = if exponent < -96 { -96 } else { exponent };
+    power_of_two(exponent + 1 - most_log2)
+}
+
+/// The inverse of a [scale](scale_of).
+#[must_use]
+#[inline(always)]
+pub const fn inverse_of(scale: f32) -> f32 {
+    f32::from_bits((254 << 23) - scale.to_bits())
+}
+
+#[inline(always)]
+const fn power_of_two(exponent: i32) -> f32 {
+    f32::from_bits(((exponent + 127) as u32) << 23)
+}
+
+/// The place of a key in a row of the transposed v.
+///
+/// In groups of 16, position `4t + b` holds key `8 (b / 2) + 2t + b % 2`: the accumulators of S in a lane, two neighbours of each
+/// half, are then four neighbours of an operand P.
+#[must_use]
+#[inline(always)]
+pub const fn transposed_key(key: u32) -> u32 {
+    let (half, t, odd) = (key / 8 % 2, key / 2 % 4, key % 2);
+    key / 16 * 16 + 4 * t + 2 * half + odd
+}
+
+/// Slots for the 64 rows of Q of each warpgroup, K and V of each stage, barriers, and what belongs to slots and stages.
+///
+/// ```text
+/// Q | K, V of stage 0 | K, V of stage 1 | ... | barriers | jobs | key blocks
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fp8Memory {
+    base: u32,
+    slots: u32,
+    keys: u32,
+    dim: u32,
+    stages: u32,
+}
+
+impl Fp8Memory {
+    /// The memory of a block from shared address `base` on, a multiple of 1024.
+    #[must_use]
+    #[inline(always)]
+    pub const fn new(base: u32, [slots, keys, dim, stages]: [u32; 4]) -> Self {
+        Fp8Memory {
+            base,
+            slots,
+            keys,
+            dim,
+            stages,
+        }
+    }
+
+    /// The 64 rows of Q in a slot.
+    #[must_use]
+    #[inline(always)]
+    pub const fn q(&self, slot: u32) -> Panels {
+        panels(self.base + slot * self.q_bytes(), 64, self.dim)
+    }
+
+    /// K of a stage.
+    #[must_use]
+    #[inline(always)]
+    pub const fn k(&self, stage: u32) -> Panels {
+        panels(self.stage(stage), self.keys, self.dim)
+    }
+
+    /// V of a stage, transposed: a row for each column.
+    #[must_use]
+    #[inline(always)]
+    pub const fn v(&self, stage: u32) -> Panels {
+        panels(
+            self.stage(stage) + self.stage_bytes() / 2,
+            self.dim,
+            self.keys,
+        )
+    }
+
+    /// Bytes of a slot of Q.
+    #[must_use]
+    #[inline(always)]
+    pub const fn q_bytes(&self) -> u32 {
+        64 * self.dim
+    }
+
+    /// Bytes of a stage.
+    #[must_use]
+    #[inline(always)]
+    pub const fn stage_bytes(&self) -> u32 {
+        2 * self.keys * self.dim
+    }
+
+    /// The barrier of a slot of Q that says that it has landed; the next one, 8 bytes behind it, says that it is read.
+    #[must_use]
+    #[inline(always)]
+    pub const fn q_full(&self, slot: u32) -> u32 {
+        self.stage(self.stages) + 16 * slot
+    }
+
+    /// The barrier of a stage, like [`q_full`](Self::q_full).
+    #[must_use]
+    #[inline(always)]
+    pub const fn full(&self, stage: u32) -> u32 {
+        self.q_full(self.slots) + 16 * stage
+    }
+
+    /// Four numbers that say to which tile a slot of Q belongs.
+    #[must_use]
+    #[inline(always)]
+    pub const fn job(&self, slot: u32) -> u32 {
+        self.full(self.stages) + 16 * slot
+    }
+
+    /// The two words of a stage's [block of keys](crate::abi::Fp8Params::key_blocks).
+    #[must_use]
+    #[inline(always)]
+    pub const fn key_block(&self, stage: u32) -> u32 {
+        self.job(self.slots) + 8 * stage
+    }
+
+    /// Bytes of all.
+    #[must_use]
+    #[inline(always)]
+    pub const fn bytes(&self) -> u32 {
+        self.key_block(self.stages) - self.base
+    }
+
+    #[inline(always)]
+    const fn stage(&self, stage: u32) -> u32 {
+        self.base + self.slots * self.q_bytes() + stage * self.stage_bytes()
+    }
+}
+
+/// Panels of rows of so many e4m3.
+#[inline(always)]
+const fn panels(base: u32, rows: u32, columns: u32) -> Panels {
+    Panels {
+        base,
+        rows,
+        width: Panels::width_for(columns / PAIR),
+    }
+}
+
+const _: () = assert!(BYTES == PAIR, "a pair is as large as an element");
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::layout::fragment;
+    extern crate std;
+    use std::collections::HashSet;
+
+    #[test]
+    fn every_key_has_its_place() {
+        let places: HashSet<_> = (0..64).map(transposed_key).collect();
+        assert_eq!(places.len(), 64);
+        assert!((0..64).all(|key| transposed_key(key) / 16 == key / 16));
+    }
+
+    /// An operand of e4m3 holds, in a lane, four neighbours of a row of 16: the keys of its accumulators.
+    #[test]
+    fn accumulators_are_operands() {
+        for lane in 0..32 {
+            for (place, i) in [0, 1, 4, 5].into_iter().enumerate() {
+                let (_, key) = fragment::accumulator(lane, i);
+                assert_eq!(transposed_key(key), 4 * (lane % 4) + place as u32);
+            }
+        }
+    }
+
+    #[test]
+    fn scales_are_powers_of_two() {
+        for (largest, most_log2, scale) in [
+            (1.0, 4, 0.125),
+            (1.999, 4, 0.125),
+            (16.0, 4, 2.0),
+            (448.0, 8, 2.0),
+            (0.0, 4, f32::powi(2.0, -99)),
+            (f32::MAX, 8, f32::powi(2.0, 120)),
+        ] {
+            assert_eq!(scale_of(largest, most_log2), scale, "{largest}");
+            assert_eq!(scale_of(largest, most_log2) * inverse_of(scale), 1.0);
+            assert!(largest * inverse_of(scale) < f32::powi(2.0, most_log2));
+        }
+    }
+
+    #[test]
+    fn parts_have_all_keys() {
+        for keys in [1, 127, 1024, 1025, 4096, 40_000, 1 << 20] {
+            let [parts, of_part] = parts_of(keys);
+            assert!((1..=32).contains(&parts) && of_part.is_multiple_of(128));
+            assert!((parts - 1) * of_part < keys && keys <= parts * of_part);
+        }
+    }
+
+    #[test]
+    fn sums_of_scores_fit_f16() {
+        for dim in [1, 8, 64, 72, 128, 256] {
+            assert!(queries_log2(dim) <= VALUES_LOG2);
+            let most = f32::powi(2.0, queries_log2(dim) + KEYS_LOG2) * dim as f32;
+            assert!(most <= 32768.0, "{dim}");
+        }
+    }
+
+    #[test]
+    fn blocks_fit_a_multiprocessor() {
+        for sizes in [
+            [3, 128, 64, 8],
+            [3, 128, 128, 4],
+            [2, 128, 256, 3],
+            [4, 64, 128, 6],
+        ] {
+            let memory = Fp8Memory::new(0, sizes);
+            assert!(memory.bytes() <= 232_448, "{}", memory.bytes());
+            for stage in 0..sizes[3] {
+                assert!(memory.k(stage).base.is_multiple_of(1024));
+                assert!(memory.v(stage).base.is_multiple_of(1024));
+            }
+        }
+    }
+}
