@@ -32,6 +32,10 @@ fn operation<E: Element, V: Value>(
     round: impl Fn(&Row<u32>) -> Row<u16> + Copy + Send + Sync + 'static,
 ) -> Decoded {
     const SIGNS: u64 = 0x8000_8000;
+    let is_bf16 = d.opcode().contains(".bf16");
+    if is_bf16 && matches!(name, "add" | "add.rn" | "sub" | "sub.rn" | "tanh.approx") {
+        d.require_target(90)?;
+    }
     match name {
         "add" | "add.rn" => by::<E, V, 2>(d, round, |[a, b]| multiply_add(a, 1.0, b)),
         "sub" | "sub.rn" => by::<E, V, 2>(d, round, |[a, b]| multiply_add(b, -1.0, a)),
@@ -47,7 +51,7 @@ fn operation<E: Element, V: Value>(
         "abs" => unary(d, |a: V| V::truncate(a.widen() & !SIGNS)),
         "tanh.approx" => by::<E, V, 1>(d, round, |[a]| rounded_to_odd(f64::from(a).tanh())),
         // That of bf16 has another name, and flushes subnormals.
-        "ex2.approx" if d.opcode().contains(".f16") => {
+        "ex2.approx" if !is_bf16 => {
             by::<E, V, 1>(d, round, |[a]| rounded_to_odd(f64::from(a).exp2()))
         }
         _ => Ok(None),

@@ -219,6 +219,7 @@ impl Product {
         group: &mut Warpgroup,
         columns: usize,
     ) -> Result<(), Box<Violation>> {
+        const { assert!(DEPTH * L::BYTES == ROW_BYTES && L::BYTES == R::BYTES) };
         let number = group.shared.start_product(group.number, group.line);
         for warp in &mut *group.warps {
             let (index, line) = (warp.index, group.line);

@@ -141,6 +141,9 @@ fn older_targets_and_other_modifiers_do_not_load() {
             .to_string()
     };
     assert!(error("cvt.rn.f16x2.e4m3x2 %r0, %h0;").contains("sm_89"));
+    let product = "mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32
+        {%r0, %r1, %r2, %r3}, {%r0, %r1, %r2, %r3}, {%r0, %r1}, {%r0, %r1, %r2, %r3};";
+    assert!(error(product).contains("sm_89"));
     for body in [
         "cvt.rn.e4m3x2.f32 %h0, %r0, %r1;",
         "cvt.rn.relu.satfinite.e4m3x2.f32 %h0, %r0, %r1;",

@@ -1,6 +1,8 @@
 //! Floats of 16 bits, single ones and pairs: arithmetic, special values, comparison.
 
 use super::eval;
+use crate::tiny::{hopper_warp, module};
+use emulator::Module;
 use half::{bf16, f16};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
@@ -76,6 +78,15 @@ fn there_is_one_nan_of_results() {
     }
     let infinity = pair([f32::INFINITY; 2]);
     assert_eq!(eval("sub.f16x2 %r0, %r1, %r1", &[infinity]), 0x7fff_7fff);
+}
+
+#[test]
+fn pairs_of_bf16_add_on_hopper() {
+    let sum = "add.bf16x2 %r0, %r1, %r1;";
+    let error = Module::parse(&module(sum), "tiny.ptx").unwrap_err();
+    assert!(error.to_string().contains("sm_90"), "{error}");
+    let body = format!("mov.b32 %r1, 0x3f80c000; {sum} st.global.b32 [%out], %r0;");
+    assert_eq!(hopper_warp(&body, &[])[0][0], 0x4000_c080);
 }
 
 #[test]
