@@ -16,6 +16,7 @@ mod empty;
 mod emulated;
 mod errors;
 mod far_scores;
+mod fp8;
 mod gemm;
 mod head_dims;
 mod hopper_packed;
@@ -75,6 +76,7 @@ fn main() -> ExitCode {
         ("empty", empty::tests()),
         ("errors", errors::tests()),
         ("far_scores", far_scores::tests()),
+        ("fp8", fp8::tests()),
         ("gemm", gemm::tests()),
         ("head_dims", head_dims::tests()),
         ("hopper_packed", hopper_packed::tests()),

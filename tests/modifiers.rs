@@ -1,8 +1,8 @@
 //! Options of a [case](crate::Case) beyond plain and causal attention, and their tensors.
 
 use ferroattn::{
-    Attention, Device, Dtype, Element, Problem, RawBias, RawMask, RawOptions, RawTensor, Result,
-    Sequences, Tensor, Window,
+    Attention, Device, Dtype, Element, Fp8, Problem, RawBias, RawMask, RawOptions, RawTensor,
+    Result, Sequences, Tensor, Window,
 };
 use ferroattn::{bf16, f16};
 use rand::rngs::StdRng;
@@ -39,6 +39,8 @@ pub struct Modifiers {
     pub pages: Option<Pages>,
     /// Elements of a row of v and o, if not of q and k.
     pub dim_v: Option<usize>,
+    /// Whether inputs are rounded to e4m3.
+    pub fp8: bool,
 }
 
 /// A cache of keys and values.
@@ -147,6 +149,7 @@ enum Mask {
 pub struct ModifierTensors {
     softcap: Option<f32>,
     window: Window,
+    fp8: bool,
     alibi: Option<Tensor<f32, 2>>,
     sinks: Option<Tensor<f32, 1>>,
     bias: Option<Bias>,
@@ -315,6 +318,7 @@ impl Modifiers {
             mask: mask.transpose()?,
             softcap: self.softcap,
             window: self.window,
+            fp8: self.fp8,
             alibi: alibi.transpose()?,
             sinks: sinks.transpose()?,
             sequences: sequences.transpose()?,
@@ -406,6 +410,7 @@ impl ModifierTensors {
     /// A call with these options.
     pub fn of<'a>(&'a self, call: Attention<'a>) -> Attention<'a> {
         let mut call = call.window(self.window.left, self.window.right);
+        call = call.fp8(self.fp8.then(Fp8::new));
         if let Some(softcap) = self.softcap {
             call = call.softcap(softcap);
         }

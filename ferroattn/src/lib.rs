@@ -87,7 +87,7 @@ pub use dtype::Dtype;
 pub use error::{Error, ErrorKind, Result};
 pub use forward::{Problem, RawForward, choice as kernel};
 #[cfg(feature = "cpu")]
-pub use forward::{check, reference};
+pub use forward::{Rounded, check, reference};
 pub use gemm::{Accumulation, Gemm, GemmProblem, RawGemm};
 pub use half::{bf16, f16};
 pub use kernels::attention::custom;

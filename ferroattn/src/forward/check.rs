@@ -41,15 +41,22 @@
 //! **Options** add to `d`: `4 w` of the capped score, of each bias and of their sum, and in f16 and bf16 `2^-20` of the softcap,
 //! as far as a GPU's instruction for the hyperbolic tangent is off. A sink is a key without a value, off by `4 w` of its logit.
 //!
+//! **FP8** has [rounded](crate::Rounded) inputs, as the reference has then. Probabilities are rounded to e4m3, whose `u` is `2^-4`, those
+//! below `2^-10` of the largest by `2^-14` of it. V has lost the mean `a` of its column: that moves o by `3 u sqrt(sum of (p (v - a))^2)`,
+//! where keys with equal weights count as one. Scores are sums in f16, rounded after 32 products, and their exponentials pairs of
+//! f16: `d` is `3 2^-11 |scale| sqrt(sum of S^2)`, and `2^-11` of the score's distance from the maximum, and `2^-9`. The tensor
+//! cores may cut `2^-13` of O for 32 keys.
+//!
 //! Where the reference is not finite, the result must not be finite either, and the other way round.
 //! An lse of -inf must be exactly that.
 
 use super::Problem;
+use super::fp8::Rounded;
 use super::reference::{Query, Reference};
 pub use crate::comparison::Comparison;
 use crate::comparison::{ExpectedRow, ExpectedRows, difference, max_finite, sample};
 use crate::gemm::Accumulation;
-use crate::options::HostOptions;
+use crate::options::{Head, HostOptions};
 use crate::tensor::{Dtype, Element};
 use ndarray::Array1;
 use rayon::prelude::*;
@@ -143,6 +150,35 @@ impl Expected {
     /// # Panics
     /// If an input has another size than the problem says, or options are of another problem.
     pub fn new<T: Element>(forward: &Forward<T>, rows: &[usize]) -> Self {
+        if forward.options.fp8().is_none() {
+            return Self::find(forward, rows, |reference, row| {
+                of_row(forward, reference, row)
+            });
+        }
+        let rounded = Rounded::of_slices(forward.problem, forward.q, forward.k, forward.v);
+        let [q, k, v] = [&rounded.q, &rounded.k, &rounded.v];
+        let [q, k, v] = [q, k, v].map(|tensor| tensor.as_slice().expect("row-major"));
+        let of_rounded = Forward::<f32> {
+            problem: forward.problem,
+            options: forward.options.clone(),
+            q,
+            k,
+            v,
+            o: &[],
+            lse: &[],
+            acc: forward.acc,
+        };
+        Self::find(&of_rounded, rows, |reference, row| {
+            of_fp8_row::<T>(&of_rounded, reference, &rounded, row)
+        })
+    }
+
+    /// The rows, each with the reference of its key/value head.
+    fn find<T: Element>(
+        forward: &Forward<T>,
+        rows: &[usize],
+        of_row: impl Fn(&Reference, usize) -> (ExpectedRow, ExpectedLse) + Sync,
+    ) -> Self {
         let p = forward.problem;
         let kv_head = |row: usize| row / p.seqlen_q / p.group();
         let by_kv_head: Vec<&[usize]> = rows.chunk_by(|&a, &b| kv_head(a) == kv_head(b)).collect();
@@ -151,7 +187,7 @@ impl Expected {
             let [k, v] = [(forward.k, p.dim), (forward.v, p.dim_v)]
                 .map(|(tensor, dim)| forward.options.keys_of(p, tensor, dim, [batch, head]));
             let reference = Reference::new(p, &k, &v);
-            let of_row = |&row: &usize| of_row(forward, &reference, row);
+            let of_row = |&row: &usize| of_row(&reference, row);
             rows.par_iter().map(of_row).collect::<Vec<_>>()
         };
         let (rows, lse) = by_kv_head.into_par_iter().flat_map(of_head).unzip();
@@ -212,12 +248,12 @@ fn of_row<T: Element>(
     reference: &Reference,
     row: usize,
 ) -> (ExpectedRow, ExpectedLse) {
-    let p = forward.problem;
-    let (head, i) = (row / p.seqlen_q, row % p.seqlen_q);
-    let q = forward.q[row * p.dim..][..p.dim].iter();
-    let q: Array1<f64> = q.map(|x| f64::from(x.to_f32())).collect();
-    let options = forward.options.head(p, [head / p.heads, head % p.heads]);
-    let query = Query::new(options, i, q.view());
+    let q = query_of(forward, row);
+    let query = Query::new(
+        options_of(forward, row),
+        row % forward.problem.seqlen_q,
+        q.view(),
+    );
     let exact = reference.exact(&query);
     let low = reference.low::<T>(&query);
     let bounds = reference.bounds::<T>(&query, &exact);
@@ -239,6 +275,47 @@ fn of_row<T: Element>(
         ExpectedRow::new::<T>(row, exact.o, low.o.view(), o_sums, most),
         lse,
     )
+}
+
+/// The expected result in `T` of row `row` of a pass in FP8, whose inputs are rounded.
+fn of_fp8_row<T: Element>(
+    forward: &Forward<f32>,
+    reference: &Reference,
+    rounded: &Rounded,
+    row: usize,
+) -> (ExpectedRow, ExpectedLse) {
+    let p = forward.problem;
+    let q = query_of(forward, row);
+    let query = Query::new(options_of(forward, row), row % p.seqlen_q, q.view());
+    let exact = reference.exact(&query);
+    let head = row / p.seqlen_q;
+    let means = rounded.means_of(head / p.heads, p.kv_head(head % p.heads));
+    let bounds = reference.fp8_bounds::<T>(&query, &exact, means);
+    let lse = ExpectedLse {
+        lse: exact.lse,
+        tolerance: bounds.lse,
+    };
+    // Probabilities of another maximum are rounded elsewhere: no result stands for others.
+    let most = max_finite(bounds.o.clone());
+    let o = exact.o.clone();
+    (
+        ExpectedRow::new::<T>(row, exact.o, o.view(), most, bounds.o),
+        lse,
+    )
+}
+
+/// The elements of a row of q.
+fn query_of<T: Element>(forward: &Forward<T>, row: usize) -> Array1<f64> {
+    let dim = forward.problem.dim;
+    let q = forward.q[row * dim..][..dim].iter();
+    q.map(|x| f64::from(x.to_f32())).collect()
+}
+
+/// The options of a row's head.
+fn options_of<'a, T>(forward: &'a Forward<T>, row: usize) -> Head<'a> {
+    let p = forward.problem;
+    let head = row / p.seqlen_q;
+    forward.options.head(p, [head / p.heads, head % p.heads])
 }
 
 #[cfg(test)]

@@ -63,7 +63,7 @@ fn forward_fp8<T: Element>(
     mut o: ArrayViewMut4<T>,
     lse: &mut [f32],
 ) {
-    let Rounded { q, k, v } = Rounded::new(p, q, k, v);
+    let Rounded { q, k, v, .. } = Rounded::new(p, q, k, v);
     let mut wide = Array4::<f32>::zeros(o.raw_dim());
     forward(
         p,

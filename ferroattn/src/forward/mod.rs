@@ -23,5 +23,7 @@ mod schedule;
 use crate::no_cpu as cpu;
 
 pub use call::RawForward;
+#[cfg(feature = "cpu")]
+pub use fp8::Rounded;
 pub use plan::Planner;
 pub use problem::Problem;

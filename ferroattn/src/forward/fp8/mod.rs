@@ -1,6 +1,8 @@
 //! Calls in FP8: what rounds q, k and v, and what multiplies them.
 
 #[cfg(feature = "cpu")]
+mod bounds;
+#[cfg(feature = "cpu")]
 mod e4m3;
 mod plan;
 #[cfg(feature = "cpu")]

@@ -7,18 +7,39 @@ use kernels::abi::FP8_BLOCK;
 use kernels::layout::fp8::{
     KEYS_LOG2, ROUND_THREADS, VALUES_LOG2, inverse_of, parts_of, queries_log2, row_lanes, scale_of,
 };
-use ndarray::{Array4, ArrayView2, ArrayView4, ArrayViewMut2, Axis, s};
+use ndarray::{
+    Array3, Array4, ArrayView1, ArrayView2, ArrayView4, ArrayViewMut1, ArrayViewMut2, Axis, s,
+};
 use rayon::prelude::*;
 
-/// Rounded inputs of a call, in f32.
+/// Inputs of a call in [FP8](crate::Attention::fp8), rounded as its kernels round them, in f32: the exact result of these tells the error of a
+/// kernel from that of the inputs.
+///
+/// ```
+/// # fn main() -> ferroattn::Result<()> {
+/// use ferroattn::{Problem, Rounded};
+/// use ndarray::{Array4, ArrayView4};
+///
+/// let shape = [1, 1, 2, 2];
+/// let problem = Problem::new(shape, shape, shape, false, None)?;
+/// let x = Array4::from_shape_vec((1, 1, 2, 2), vec![1.0_f32, 1.03, -2.0, 0.4]).expect("four numbers");
+/// let rounded = Rounded::new(&problem, x.view(), x.view(), x.view());
+/// // Three bits behind the point.
+/// assert_eq!(rounded.q.as_slice(), Some(&[1.0, 1.0, -2.0, 0.40625][..]));
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct Rounded {
     /// Queries, `[batch, heads, seqlen_q, dim]`.
     pub q: Array4<f32>,
     /// Keys, `[batch, kv_heads, seqlen_kv, dim]`.
     pub k: Array4<f32>,
-    /// Values, `[batch, kv_heads, seqlen_kv, dim_v]`.
+    /// Values, `[batch, kv_heads, seqlen_kv, dim_v]`, with the means of their columns.
     pub v: Array4<f32>,
+    /// These means, `[batch, kv_heads, dim_v]`.
+    pub means: Array3<f32>,
 }
 
 impl Rounded {
@@ -30,23 +51,39 @@ impl Rounded {
         v: ArrayView4<T>,
     ) -> Self {
         let dim = p.dim as u32;
+        let mut means = Array3::zeros((p.batch, p.kv_heads, p.dim_v));
+        let [q, k, mut v] = [q, k, v].map(|tensor| tensor.mapv(T::to_f32));
+        let of_values = v.outer_iter_mut().zip(means.outer_iter_mut());
+        of_values.par_bridge().for_each(|(mut heads, mut means)| {
+            let heads = heads.outer_iter_mut().zip(means.outer_iter_mut());
+            heads.for_each(|(values, means)| round_values(values, means));
+        });
         Rounded {
             q: each_head(q, |rows| round_rows(rows, 1, queries_log2(dim))),
             k: each_head(k, |rows| round_rows(rows, FP8_BLOCK as usize, KEYS_LOG2)),
-            v: each_head(v, round_values),
+            v,
+            means,
         }
+    }
+
+    /// [`new`](Self::new) of row-major tensors.
+    pub(crate) fn of_slices<T: Element>(p: &Problem, q: &[T], k: &[T], v: &[T]) -> Self {
+        let [q, k, v] = [(q, p.q_shape()), (k, p.k_shape()), (v, p.v_shape())]
+            .map(|(tensor, shape)| ArrayView4::from_shape(shape, tensor).expect("its shape"));
+        Self::new(p, q, k, v)
+    }
+
+    /// The means of a key/value head's columns.
+    pub(crate) fn means_of(&self, batch: usize, kv_head: usize) -> ArrayView1<'_, f32> {
+        self.means.slice(s![batch, kv_head, ..])
     }
 }
 
-/// The tensor in f32, whose heads `round` rounds.
-fn each_head<T: Element>(
-    tensor: ArrayView4<T>,
-    round: impl Fn(ArrayViewMut2<f32>) + Sync,
-) -> Array4<f32> {
-    let mut wide = tensor.mapv(T::to_f32);
-    let entries = wide.outer_iter_mut().par_bridge();
+/// The tensor, whose heads `round` rounds.
+fn each_head(mut tensor: Array4<f32>, round: impl Fn(ArrayViewMut2<f32>) + Sync) -> Array4<f32> {
+    let entries = tensor.outer_iter_mut().par_bridge();
     entries.for_each(|mut heads| heads.outer_iter_mut().for_each(&round));
-    wide
+    tensor
 }
 
 /// Rounds rows, of which so many share a scale.
@@ -59,8 +96,8 @@ fn round_rows(mut rows: ArrayViewMut2<f32>, shared: usize, most_log2: i32) {
     }
 }
 
-/// Rounds values less the mean of each column, which is added again.
-fn round_values(mut values: ArrayViewMut2<f32>) {
+/// Rounds values less the mean of each column, which is added again, and is one of `means`.
+fn round_values(mut values: ArrayViewMut2<f32>, mut means: ArrayViewMut1<f32>) {
     let keys = values.nrows();
     if keys == 0 {
         return;
@@ -71,6 +108,7 @@ fn round_values(mut values: ArrayViewMut2<f32>) {
         let mean = mean.unwrap_or(0.0);
         let spread = (most - mean).max(mean - least).max(0.0);
         let scale = scale_of(spread.min(f32::MAX), VALUES_LOG2);
+        means[column] = mean;
         for x in values.slice_mut(s![.., column]) {
             *x = rounded(*x - mean, *x, scale) + mean;
         }

@@ -9,7 +9,7 @@ use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::forward::Problem;
 use crate::options::pages::{expect_pages, keys_of_entry};
-use crate::options::{PREFIX, RawOptions, Sequences};
+use crate::options::{Fp8, PREFIX, RawOptions, Sequences};
 use crate::tensor::{Element, RawTensor};
 use ndarray::{Array2, ArrayView2, ArrayView4, CowArray, Ix2, s};
 use std::borrow::Cow;
@@ -160,6 +160,11 @@ impl HostOptions<'_> {
             rows[first * dim..][..count * dim].copy_from_slice(read);
         }
         rows.into()
+    }
+
+    /// How inputs are rounded to e4m3, if they are.
+    pub(crate) fn fp8(&self) -> Option<Fp8> {
+        self.raw.fp8
     }
 
     /// The table of pages, `[batch, most]`.

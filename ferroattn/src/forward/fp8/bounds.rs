@@ -1,0 +1,93 @@
+//! How far roundings may take a row of a pass in FP8 from the exact result of rounded inputs.
+
+use crate::comparison::rounding;
+use crate::forward::bounds::{Bounds, DEVIATIONS, Term, Terms};
+use crate::forward::reference::{F32_UNIT, Query, Reference, Row};
+use crate::tensor::Element;
+use ndarray::{Array1, ArrayView1, Axis, s};
+use std::f64::consts::LN_2;
+
+/// Half a unit in the last place of e4m3, relative to numbers of any size.
+const UNIT: f64 = 1.0 / 16.0;
+/// The error of small probabilities, relative to the largest, which is 2^4 or more.
+const LEAST: f64 = 1.0 / (1 << 14) as f64;
+/// Half a unit in the last place of f16, relative to numbers of any size.
+const HALF_UNIT: f64 = 1.0 / 2048.0;
+/// Products that a sum takes in at a time.
+const SLICE: usize = 32;
+
+impl Reference<'_> {
+    /// The [bounds](crate::check) of a row in FP8, whose values had these means.
+    pub fn fp8_bounds<T: Element>(
+        &self,
+        query: &Query,
+        exact: &Row,
+        means: ArrayView1<f32>,
+    ) -> Bounds {
+        if !exact.lse.is_finite() {
+            let o = Array1::zeros(exact.o.len());
+            return Bounds { o, lse: 0.0 };
+        }
+        let means = means.mapv(f64::from);
+        let terms = self.fp8_terms(query, exact);
+        let logs = terms.all.iter().map(|term| term.log);
+        let highest = logs.fold(f64::NEG_INFINITY, f64::max).exp();
+        let values = self.values_of(query);
+        let zeros = || Array1::<f64>::zeros(exact.o.len());
+        let (mut squares, mut moved, mut sizes) = (zeros(), zeros(), zeros());
+        let mut keys: Vec<usize> = (0..terms.all.len()).collect();
+        let weight = |&key: &usize| (terms.all[key].log * 1e9).round() as i64;
+        keys.sort_unstable_by_key(weight);
+        for like in keys.chunk_by(|a, b| weight(a) == weight(b)) {
+            let mut sum = zeros();
+            for &key in like {
+                let Term { log, error } = terms.all[key];
+                let (p, value) = (log.exp(), values.row(key));
+                let rounded = p.min((UNIT * p).max(LEAST * highest));
+                sum.scaled_add(rounded, &(&value - &means));
+                moved += &(&value - &exact.o).mapv(|away| p * error.exp_m1() * away.abs());
+                sizes += &(&value - &means).mapv(|away| p * away.abs());
+            }
+            squares += &sum.mapv(|sum| sum * sum);
+        }
+        let [unit, least] = rounding(T::DTYPE);
+        let steps = terms.all.len().div_ceil(SLICE) as f64;
+        let parts = moved.iter().zip(&squares).zip(&sizes).zip(&exact.o);
+        let o = parts.map(|(((moved, squares), sizes), o)| {
+            let cut = (steps / 8192.0).min(1.0) * sizes;
+            moved
+                + DEVIATIONS * squares.sqrt()
+                + cut
+                + 8.0 * F32_UNIT * o.abs()
+                + least.max(unit * o.abs())
+        });
+        Bounds {
+            o: o.collect(),
+            lse: terms.raised() + F32_UNIT * (exact.lse.abs() + 64.0),
+        }
+    }
+
+    /// The row's keys.
+    fn fp8_terms(&self, query: &Query, exact: &Row) -> Terms {
+        let scale = f64::from(self.p.scale).abs();
+        let scores = self.scores(query, self.products(query), |x| x);
+        let highest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let terms = query.keys.iter().zip(&scores).map(|(&key, &score)| {
+            let key = self.keys.slice(s![key, ..]);
+            let slices = query.q.axis_chunks_iter(Axis(0), SLICE);
+            let slices = slices.zip(key.axis_chunks_iter(Axis(0), SLICE));
+            let (_, squares) = slices.fold((0.0, 0.0), |(sum, squares), (q, key)| {
+                let sum: f64 = sum + q.dot(&key);
+                (sum, squares + sum * sum)
+            });
+            let of_sums = DEVIATIONS * HALF_UNIT * scale * squares.sqrt();
+            // In base 2 a pair of f16 has the distance from the maximum, and up to 4 and 4.8 more.
+            let of_pairs = HALF_UNIT * (2.0 * (highest - score) + 9.0 * LN_2);
+            Term {
+                log: score - exact.lse,
+                error: of_sums + of_pairs + 4.0 * HALF_UNIT,
+            }
+        });
+        Terms::new(terms.collect())
+    }
+}
