@@ -238,7 +238,7 @@ impl Attention {
     }
 
     /// A [prefix](Self::prefix) in pages of k and v, `[pages]` of i32 or u32, of a call with [pages](Self::pages): the first `keys` keys of
-    /// these. The last page has one of them or more; nothing else of it is read.
+    /// these. The last page has one of them or more; its other rows may hold anything.
     pub fn prefix_pages(mut self, pages: &Tensor, keys: usize) -> Self {
         let table = pages.clone();
         self.tensors.prefix = Some(Prefix::Pages { table, keys });

@@ -327,7 +327,7 @@ impl<'a> Attention<'a> {
     }
 
     /// A [prefix](Self::prefix) in pages of k and v, `[n]` with stride 1: a call with [pages](Self::pages) reads the first `keys` keys of
-    /// these pages before those of each entry's own. The last page has one of them or more; nothing else of it is read.
+    /// these pages before those of each entry's own. The last page has one of them or more; its other rows may hold anything.
     ///
     /// ```
     /// # fn main() -> ferroattn::Result<()> {
