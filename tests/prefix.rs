@@ -53,10 +53,7 @@ fn lengths(device: &Device) -> Outcome {
             for dtype in [Dtype::F16, Dtype::Bf16] {
                 let case = PrefixCase {
                     dtype,
-                    prefix: match page_log2 {
-                        Some(4) => prefix.div_ceil(16),
-                        _ => prefix,
-                    },
+                    prefix,
                     // No entry's own: tensors without keys.
                     beyond: usize::from(!lengths.is_empty()),
                     lengths: match lengths.len() {
@@ -155,25 +152,43 @@ fn expect_near(found: &Tensor<f16>, expected: &Tensor<f16>) -> Outcome {
     PASSED
 }
 
-/// Pages whose keys hold the values: those of a prefix before own ones are pages of one table.
+/// Pages whose keys hold the values, beside these keys in one piece; nothing of a last page behind the prefix is read.
 fn latent(device: &Device) -> Outcome {
+    const PAGE: usize = 16;
     let q = random(device, 1, [2, 4, 2, 576])?;
-    let cache = random(device, 2, [7, 1, 16, 576])?;
-    let values = cache.view().narrow(3, 0, 512)?;
+    let cache = random(device, 2, [7, 1, PAGE, 576])?.to_vec()?;
+    let own: [(&[i32; 2], usize); 2] = [(&[5, 1], 20), (&[2, 9], 1)];
     let one = |numbers: &[i32]| Tensor::new(device, [numbers.len()], numbers);
-    let (queries, own, all) = (one(&[2, 2])?, one(&[20, 1])?, one(&[68, 49])?);
-    let attention = Attention::new().causal(true);
-    let (shared, table) = (
-        one(&[6, 0, 3])?,
-        Tensor::new(device, [2, 2], &[5, 1, 2, 9])?,
-    );
-    let call = attention.padded(&queries, &own).pages(&table);
-    let (o, _) = call.prefix_pages(&shared).forward(&q, &cache, &values)?;
-    let table = [[6, 0, 3, 5, 1], [6, 0, 3, 2, 9]].concat();
-    let table = Tensor::new(device, [2, 5], &table)?;
-    let whole = attention.padded(&queries, &all).pages(&table);
-    let (expected, _) = whole.forward(&q, &cache, &values)?;
-    expect_near(&o, &expected)
+    let (queries, lengths) = (one(&[2, 2])?, one(&[20, 1])?);
+    let (shared, table) = ([6, 0, 3], Tensor::new(device, [2, 2], &[5, 1, 2, 9])?);
+    for prefix in [48, 43, 33] {
+        let mut cache = cache.clone();
+        cache[(3 * PAGE + prefix - 32) * 576..4 * PAGE * 576].fill(f16::NAN);
+        let row = |pages: &[i32], key: usize| {
+            let first = pages[key / PAGE] as usize * PAGE + key % PAGE;
+            cache[first * 576..][..576].to_vec()
+        };
+        let of_entry = |(pages, keys): (&[i32; 2], usize)| {
+            let prefix = (0..prefix).flat_map(|key| row(&shared, key));
+            let own = (0..keys).flat_map(|key| row(pages, key));
+            let mut rows: Vec<_> = prefix.chain(own).collect();
+            rows.resize(68 * 576, f16::NAN);
+            rows
+        };
+        let joined = Tensor::new(device, [2, 1, 68, 576], &own.map(of_entry).concat())?;
+        let all = one(&own.map(|(_, keys)| (prefix + keys) as i32))?;
+        let cache = Tensor::new(device, [7, 1, PAGE, 576], &cache)?;
+
+        let attention = Attention::new().causal(true);
+        let (shared, values) = (one(&shared)?, cache.view().narrow(3, 0, 512)?);
+        let call = attention.padded(&queries, &lengths).pages(&table);
+        let call = call.prefix_pages(&shared, prefix);
+        let (o, _) = call.forward(&q, &cache, &values)?;
+        let values = joined.view().narrow(3, 0, 512)?;
+        let whole = attention.padded(&queries, &all);
+        expect_near(&o, &whole.forward(&q, &joined, &values)?.0)?;
+    }
+    PASSED
 }
 
 /// A layer of a decoder, whose sequences share pages: new keys go behind own ones, in memory that the decoder has.
@@ -188,7 +203,7 @@ fn step_of_a_decoder(device: &Device) -> Outcome {
     let (mut k, mut v) = (random(device, 1, cache)?, random(device, 2, cache)?);
     let [q, new] = [random(device, 3, q)?, random(device, 4, [2, 2, 1, 64])?];
     let shared = Tensor::new(device, [2], &[4, 1])?;
-    let attention = Attention::new().prefix_pages(&shared);
+    let attention = Attention::new().prefix_pages(&shared, 32);
     let mut decoder = Decoder::<f16>::new(device, shape, &[&attention])?;
     decoder.lengths_mut().copy_from_slice(&[20, 0])?;
     let pages = decoder.pages_mut().expect("it has pages");
@@ -209,7 +224,7 @@ fn any_numbers(device: &Device) -> Outcome {
     let table = Tensor::new(device, [3, 1], &[0, 1, 2])?;
     let bits = |numbers: [i32; 3]| -> Result<_> {
         let shared = Tensor::new(device, [3], &numbers)?;
-        let call = Attention::new().pages(&table).prefix_pages(&shared);
+        let call = Attention::new().pages(&table).prefix_pages(&shared, 40);
         let (o, lse) = call.forward(&q, &cache, &cache)?;
         Ok((o.to_vec()?, lse.to_vec()?))
     };
@@ -228,7 +243,7 @@ fn wrong_numbers(device: &Device) -> Outcome {
     let refused = |shared: i32, keys: [i32; 2]| -> Result<Error, Failed> {
         let (shared, keys, queries) = (one(&[2, shared])?, one(&keys)?, one(&[3, 2])?);
         let call = Attention::new().causal(true).pages(&table);
-        let call = call.padded(&queries, &keys).prefix_pages(&shared);
+        let call = call.padded(&queries, &keys).prefix_pages(&shared, 16);
         match call.check_lengths(true).forward(&q, &cache, &cache) {
             Err(error) => Ok(error),
             Ok(_) => Err("it was allowed".into()),
@@ -282,8 +297,28 @@ fn refused(device: &Device) -> Outcome {
     let first = Tensor::<i32, 1>::zeros(device, [2])?;
     let found = with(&Attention::new().first_keys(&first))?;
     assert_eq!(found, excluded("first_keys"));
-    let found = refused(&Attention::new().prefix_pages(&first))?;
+    let found = refused(&Attention::new().prefix_pages(&first, 2))?;
     assert_eq!(found, Error::Needs("prefix_pages", "pages"));
+    // Three pages of 5 keys are none; of 8, they hold 17 to 24.
+    let three = Tensor::<i32, 1>::zeros(device, [3])?;
+    let none = Tensor::<i32, 1>::zeros(device, [0])?;
+    let own = Tensor::<i32, 2>::zeros(device, [2, 1])?;
+    let in_pages = Attention::new().pages(&own);
+    let found = refused(&in_pages.prefix_pages(&three, 17))?;
+    assert_eq!(found, Error::Page(5));
+    let cache = zeros([4, 2, 8, 64])?;
+    for (table, pages, keys, range) in [
+        (&three, 3, 16, "from 17 to 24"),
+        (&three, 3, 25, "from 17 to 24"),
+        (&three, 3, usize::MAX, "from 17 to 24"),
+        (&none, 0, 1, "from 0 to 0"),
+    ] {
+        let call = in_pages.prefix_pages(table, keys);
+        let page = 8;
+        let expected = Error::PrefixKeys { keys, page, pages };
+        assert!(expected.to_string().ends_with(range), "{expected}");
+        assert_eq!(call.forward(&q, &cache, &cache).map(drop), Err(expected));
+    }
     for (argument, k, v) in [
         ("the prefix's k", [2, 2, 7, 64], [1, 2, 7, 64]),
         ("the prefix's k", [1, 4, 7, 64], [1, 2, 7, 64]),

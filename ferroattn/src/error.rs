@@ -151,6 +151,17 @@ pub enum Error {
     /// A prefix of another type than q, k and v.
     #[error("the prefix's k and v are {}; they must be {}", found.name(), dtype.name())]
     PrefixDtype { found: Dtype, dtype: Dtype },
+    /// A prefix that does not end inside the last one of its pages.
+    #[error(
+        "the prefix has {keys} keys; with {pages} pages of {page} keys it must have from {} to {}",
+        pages.saturating_sub(1).saturating_mul(*page).saturating_add(1).min(pages.saturating_mul(*page)),
+        pages.saturating_mul(*page)
+    )]
+    PrefixKeys {
+        keys: usize,
+        page: usize,
+        pages: usize,
+    },
     /// Queries that a causal call lets see a part of a prefix.
     #[error(
         "entry {entry} has {queries} queries and {keys} keys; with causal and a prefix it must have {} keys or more",

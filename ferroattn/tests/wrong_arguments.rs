@@ -325,7 +325,7 @@ proptest! {
     fn plans_of_prefixes(
         sizes in proptest::array::uniform6(prop_oneof![3 => 0..40_usize, 1 => size()]), dims in [dim(), dim()], facts in facts(),
         dtypes in [dtype(), dtype()], changes in proptest::array::uniform8(Change::any()), there in any::<[bool; 5]>(),
-        window in proptest::option::weighted(0.1, size()),
+        window in proptest::option::weighted(0.1, size()), of_last in prop_oneof![3 => 0..3_usize, 1 => size()],
     ) {
         let [batch, heads, queries, keys, shared, pages] = sizes;
         let [dim, dim_v] = dims;
@@ -342,7 +342,7 @@ proptest! {
         args.options.sequences = there[1].then_some(Sequences::Padded { q: numbers, kv: numbers });
         args.options.sinks = there[2].then(|| RawTensor::row_major([2 * heads.min(1 << 20)]));
         args.options.prefix = Some(match there[3] {
-            true => RawPrefix::Pages(table.of(RawTensor::row_major([shared]))),
+            true => RawPrefix::Pages { table: table.of(RawTensor::row_major([shared])), keys: shared.saturating_mul(keys).saturating_sub(of_last) },
             false => RawPrefix::Keys {
                 dtype: dtypes[0],
                 k: prefix_k.of(kv(1, shared, dim)),

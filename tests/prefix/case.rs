@@ -23,7 +23,7 @@ pub struct PrefixCase {
     pub seqlen_q: usize,
     pub dim: usize,
     pub dim_v: usize,
-    /// Keys of the prefix; in pages, how many of these.
+    /// Keys of the prefix.
     pub prefix: usize,
     /// Keys of each entry's own.
     pub lengths: Vec<usize>,
@@ -106,10 +106,7 @@ pub fn cases() -> impl Strategy<Value = PrefixCase> {
             seqlen_q,
             dim,
             dim_v: dim_v.unwrap_or(dim),
-            prefix: match page_log2.filter(|_| prefix_pages) {
-                Some(log2) => prefix >> log2,
-                None => prefix,
-            },
+            prefix,
             lengths,
             beyond,
             has_lengths,
@@ -139,14 +136,6 @@ impl PrefixCase {
 
     fn heads(&self) -> usize {
         self.kv_heads * self.group
-    }
-
-    /// Keys of the prefix.
-    fn prefix_keys(&self) -> usize {
-        match self.page_log2.filter(|_| self.prefix_pages) {
-            Some(log2) => self.prefix << log2,
-            None => self.prefix,
-        }
     }
 
     /// Keys that the tensor or table has room for in an entry.
@@ -186,7 +175,7 @@ impl PrefixCase {
         };
         let mut heads = |keys: usize| (0..self.kv_heads).map(|_| head(keys)).collect();
         Keys {
-            prefix: heads(self.prefix_keys()),
+            prefix: heads(self.prefix),
             own: (0..self.batch())
                 .map(|entry| heads(self.keys_of(entry)))
                 .collect(),
@@ -242,7 +231,7 @@ impl PrefixCase {
         let (of_own, of_prefix) = match page {
             Some(page) => (
                 batch * (most / page),
-                self.prefix * usize::from(self.prefix_pages),
+                self.prefix.div_ceil(page) * usize::from(self.prefix_pages),
             ),
             None => (batch, 0),
         };
@@ -263,7 +252,7 @@ impl PrefixCase {
             let own =
                 (0..batch).flat_map(|entry| (0..self.keys_of(entry)).map(move |key| (entry, key)));
             let own = own.map(|(entry, key)| (place_of(entry, key), key, &keys.own[entry]));
-            let in_pages = (0..self.prefix_keys()).filter(|_| self.prefix_pages);
+            let in_pages = (0..self.prefix).filter(|_| self.prefix_pages);
             let in_pages =
                 in_pages.map(|key| ([shared[key / rows] as usize, key % rows], key, &keys.prefix));
             let cache = [entries, self.kv_heads, rows, dim];
@@ -292,7 +281,7 @@ impl PrefixCase {
             call = call.padded(&queries, &lengths);
         }
         let call = match self.prefix_pages {
-            true => call.prefix_pages(&shared),
+            true => call.prefix_pages(&shared, self.prefix),
             false => call.prefix(&prefix_k, &prefix_v),
         };
         let call = call.check_lengths(self.seed % 2 == 1);
@@ -334,7 +323,7 @@ impl PrefixCase {
         let (heads, rows) = (self.heads(), self.heads() * self.seqlen_q);
         let sinks = Tensor::new(&Device::cpu(), [heads], sinks)?;
         for entry in 0..self.batch() {
-            let keys = self.prefix_keys() + self.keys_of(entry);
+            let keys = self.prefix + self.keys_of(entry);
             let joined = |keys: &Keys| -> Vec<T> {
                 let heads = keys.prefix.iter().zip(&keys.own[entry]);
                 let numbers = heads.flat_map(|(prefix, own)| prefix.iter().chain(own));

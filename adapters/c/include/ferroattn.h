@@ -9,7 +9,7 @@
 #include <stdint.h>
 
 // Version of the interface that the header describes: a higher number has more functions, more fields or more values.
-#define FERROATTN_VERSION 3
+#define FERROATTN_VERSION 4
 
 // How a call ended. Of all but `FERROATTN_STATUS_OK`, `ferroattn_last_error` has the reason.
 enum FerroattnStatus
@@ -224,6 +224,16 @@ typedef struct FerroattnOptions {
   uint32_t batch_invariant;
   // Keys of a split, in place of `splits`; 0 for none. Since version 3.
   uint32_t split_keys;
+  // Keys that all entries of the batch share before their own, `[1, kv_heads, keys, dim]` of k's type, with stride 1 in dim. A call
+  // has both of these or neither. Such a call has no gradients. Since version 4.
+  const struct FerroattnTensor *prefix_k;
+  // Values of these keys, `[1, kv_heads, keys, dim_v]`. Since version 4.
+  const struct FerroattnTensor *prefix_v;
+  // Pages of k and v with such keys, `int32[n]` with stride 1, in place of `prefix_k` and `prefix_v`; `pages` are given, too. Since
+  // version 4.
+  const struct FerroattnTensor *prefix_pages;
+  // Keys of `prefix_pages`, of which the last page has 1 or more; else 0. Since version 4.
+  uint64_t prefix_keys;
 } FerroattnOptions;
 
 // Tensors of a backward pass, and the options that its forward pass had.
@@ -260,6 +270,29 @@ typedef struct FerroattnBackward {
   // is not wanted.
   const struct FerroattnTensor *d_bias;
 } FerroattnBackward;
+
+// Pages of all entries one after another, and the table and lengths that they become. All tensors are `int32`, with stride 1 in the last
+// axis. Since version 4.
+//
+// Entry `b` has pages `indices[indptr[b]]` to `indices[indptr[b + 1] - 1]`, in the order of its keys.
+typedef struct FerroattnCsrPages {
+  // `sizeof(FerroattnCsrPages)`.
+  uint32_t struct_size;
+  // Whether a GPU checks all numbers before it writes, and the call waits for that. The CPU always does.
+  uint32_t check_lengths;
+  // Keys of a page, a power of 2.
+  uint64_t page;
+  // Where the pages of each entry begin, and where the last one's end, `[batch + 1]`.
+  struct FerroattnTensor indptr;
+  // Page numbers, `[n]`.
+  struct FerroattnTensor indices;
+  // Keys of each entry's last page, `[batch]`.
+  struct FerroattnTensor last_page;
+  // The table, an output, `[batch, most]`. Numbers behind an entry's last page stay as they are.
+  struct FerroattnTensor table;
+  // Keys of each entry, another output, `[batch]`.
+  struct FerroattnTensor lengths;
+} FerroattnCsrPages;
 
 // Tensors of a forward pass, `o = softmax(scale q k^T) v`, and its options.
 typedef struct FerroattnForward {
@@ -384,6 +417,28 @@ FerroattnStatus ferroattn_backward(const struct FerroattnDevice *device,
                                    uint64_t workspace,
                                    size_t workspace_bytes,
                                    void *stream);
+
+// Plans a call that makes a table, and writes the plan's handle. Plans may be made for tensors at address 0. Since version 4.
+//
+// # Safety
+// `device` is NULL or an open device's, `args` is NULL or valid. `plan` is NULL or may be written.
+FerroattnStatus ferroattn_plan_csr_pages(const struct FerroattnDevice *device,
+                                         const struct FerroattnCsrPages *args,
+                                         struct FerroattnPlan **plan);
+
+// Writes the table and the lengths, which `ferroattn_forward` then reads as `pages` and `sequences_kv`, without a workspace. On a GPU the
+// call returns before the work is done.
+//
+// Since version 4. The stream is as for `ferroattn_forward`.
+//
+// # Safety
+// - `device` is NULL or an open device's; `args` is NULL or valid during the call.
+// - Each element of the tensors is live memory of the device until the work is done.
+// - Until then nothing else writes inputs, or touches the table or the lengths, which hold no elements of other tensors.
+// - The stream is NULL or a live one of the device's primary context.
+FerroattnStatus ferroattn_csr_pages(const struct FerroattnDevice *device,
+                                    const struct FerroattnCsrPages *args,
+                                    void *stream);
 
 // Opens the CUDA device of an index, and writes its handle.
 //

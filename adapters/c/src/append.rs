@@ -1,12 +1,12 @@
 //! New keys and values of a cache.
 
 use crate::device::{FerroattnDevice, opened};
-use crate::options::{flag, optional};
+use crate::options::{both, flag, optional};
 use crate::plan::FerroattnPlan;
 use crate::pointer::{self, Parameters};
 use crate::status::{Failure, FerroattnStatus, guarded};
 use crate::tensor::{FerroattnTensor, Use, dtype};
-use ferroattn::{Dtype, RawAppend, RawRotary, RawTensor, append_plan, append_raw};
+use ferroattn::{Dtype, RawAppend, RawRotary, append_plan, append_raw};
 use std::ffi::c_void;
 
 /// Tensors of new keys and values, the cache that gets them, and options. Zeros turn an option off, and flags are 0 or 1.
@@ -119,33 +119,6 @@ impl FerroattnAppend {
             q_at_first,
         }))
     }
-}
-
-/// Two tensors that may be off together.
-///
-/// # Safety
-/// Each pointer is null, or the tensor behind it is valid.
-unsafe fn both<const R: usize>(
-    of: Use,
-    [(first, one), (second, other)]: [(&str, *const FerroattnTensor); 2],
-    bytes: u64,
-) -> Result<Option<[RawTensor<R>; 2]>, Failure> {
-    // SAFETY: the caller's word.
-    let tensors = unsafe {
-        [
-            optional(of, first, one, bytes)?,
-            optional(of, second, other, bytes)?,
-        ]
-    };
-    let missing = match tensors {
-        [None, None] => return Ok(None),
-        [Some(one), Some(other)] => return Ok(Some([one, other])),
-        [None, _] => first,
-        [_, None] => second,
-    };
-    Err(Failure::argument(format!(
-        "{missing} is NULL; a call has both {first} and {second}, or neither"
-    )))
 }
 
 /// A call as the library takes it.

@@ -66,9 +66,9 @@ impl Call {
     unsafe fn read(args: *const FerroattnBackward, of: Use) -> Result<Self, Failure> {
         // SAFETY: the caller's word.
         let args = unsafe { pointer::parameters(args, "args")? };
-        // SAFETY: the caller's word.
-        let (attention, options) = unsafe { options::read(args.options, of)? };
         let dtype = dtype(args.dtype, "dtype")?;
+        // SAFETY: the caller's word.
+        let (attention, options) = unsafe { options::read(args.options, dtype, of)? };
         let tensor = |name, tensor| of.tensor(name, tensor, dtype.bytes() as u64);
         // SAFETY: the caller's word.
         let (d_lse, d_sinks, d_bias) = unsafe {

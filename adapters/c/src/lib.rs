@@ -2,10 +2,11 @@
 //!
 //! Each function reads what C gave it into types of the library, and calls it. The files are those of the interface's
 //! types: a [`device`], its [`memory`], [`tensor`]s, [`options`], the [`forward`] and [`backward`] passes, the
-//! [`merge`] of their parts, what is [`append`]ed to a cache, and [`plan`]s. [`status`] has errors, and keeps panics from the border.
+//! [`merge`] of their parts, what is [`append`]ed to a cache, [`csr`] tables of its pages, and [`plan`]s. [`status`] has errors, and keeps panics from the border.
 
 pub mod append;
 pub mod backward;
+pub mod csr;
 pub mod device;
 pub mod forward;
 pub mod memory;
@@ -13,12 +14,13 @@ pub mod merge;
 pub mod options;
 pub mod plan;
 mod pointer;
+mod prefix;
 pub mod status;
 pub mod tensor;
 mod work;
 
 /// Version of the interface that the header describes: a higher number has more functions, more fields or more values.
-pub const FERROATTN_VERSION: u32 = 3;
+pub const FERROATTN_VERSION: u32 = 4;
 
 /// Version of the interface that the library has, to compare with `FERROATTN_VERSION` of the header.
 #[unsafe(no_mangle)]

@@ -1,9 +1,10 @@
 //! Options of a call.
 
 use crate::pointer::{self, Parameters};
+use crate::prefix;
 use crate::status::{Failure, FerroattnStatus, guarded};
 use crate::tensor::{FerroattnTensor, Use, dtype};
-use ferroattn::{Attention, RawBias, RawMask, RawOptions, RawSequences, Sequences};
+use ferroattn::{Attention, Dtype, RawBias, RawMask, RawOptions, RawSequences, Sequences};
 use std::ffi::c_char;
 use std::mem::offset_of;
 use std::ptr::null;
@@ -88,6 +89,16 @@ pub struct FerroattnOptions {
     pub batch_invariant: u32,
     /// Keys of a split, in place of `splits`; 0 for none. Since version 3.
     pub split_keys: u32,
+    /// Keys that all entries of the batch share before their own, `[1, kv_heads, keys, dim]` of k's type, with stride 1 in dim. A call
+    /// has both of these or neither. Such a call has no gradients. Since version 4.
+    pub prefix_k: *const FerroattnTensor,
+    /// Values of these keys, `[1, kv_heads, keys, dim_v]`. Since version 4.
+    pub prefix_v: *const FerroattnTensor,
+    /// Pages of k and v with such keys, `int32[n]` with stride 1, in place of `prefix_k` and `prefix_v`; `pages` are given, too. Since
+    /// version 4.
+    pub prefix_pages: *const FerroattnTensor,
+    /// Keys of `prefix_pages`, of which the last page has 1 or more; else 0. Since version 4.
+    pub prefix_keys: u64,
 }
 
 // SAFETY: numbers and pointers, the size first.
@@ -96,6 +107,7 @@ unsafe impl Parameters for FerroattnOptions {
     const SIZES: &'static [usize] = &[
         offset_of!(Self, pages),
         offset_of!(Self, batch_invariant),
+        offset_of!(Self, prefix_k),
         size_of::<Self>(),
     ];
 }
@@ -127,6 +139,10 @@ impl Default for FerroattnOptions {
             pages: null(),
             batch_invariant: 0,
             split_keys: 0,
+            prefix_k: null(),
+            prefix_v: null(),
+            prefix_pages: null(),
+            prefix_keys: 0,
         }
     }
 }
@@ -144,12 +160,13 @@ pub unsafe extern "C" fn ferroattn_options_init(
     guarded(|| unsafe { pointer::init(options, "options", struct_size) })
 }
 
-/// A call with these options, and their tensors.
+/// A call with these options on elements of this type, and their tensors.
 ///
 /// # Safety
 /// The pointer is null, or the options and all that they point to are valid.
 pub(crate) unsafe fn read(
     options: *const FerroattnOptions,
+    dtype: Dtype,
     of: Use,
 ) -> Result<(Attention<'static>, RawOptions), Failure> {
     let given = match options.is_null() {
@@ -160,7 +177,9 @@ pub(crate) unsafe fn read(
     // SAFETY: the caller's word.
     let kernel = unsafe { pointer::text(given.kernel, "kernel")? };
     // SAFETY: the caller's word.
-    let tensors = unsafe { given.tensors(of)? };
+    let mut tensors = unsafe { given.tensors(of)? };
+    // SAFETY: the caller's word.
+    tensors.prefix = unsafe { prefix::read(&given, dtype, of)? };
     Ok((given.call(kernel)?, tensors))
 }
 
@@ -266,6 +285,33 @@ pub(crate) unsafe fn optional<const R: usize>(
     tensor
         .map(|tensor| of.tensor(name, &tensor, bytes))
         .transpose()
+}
+
+/// Two tensors that may be off together.
+///
+/// # Safety
+/// Each pointer is null, or the tensor behind it is valid.
+pub(crate) unsafe fn both<const R: usize>(
+    of: Use,
+    [(first, one), (second, other)]: [(&str, *const FerroattnTensor); 2],
+    bytes: u64,
+) -> Result<Option<[ferroattn::RawTensor<R>; 2]>, Failure> {
+    // SAFETY: the caller's word.
+    let tensors = unsafe {
+        [
+            optional(of, first, one, bytes)?,
+            optional(of, second, other, bytes)?,
+        ]
+    };
+    let missing = match tensors {
+        [None, None] => return Ok(None),
+        [Some(one), Some(other)] => return Ok(Some([one, other])),
+        [None, _] => first,
+        [_, None] => second,
+    };
+    Err(Failure::argument(format!(
+        "{missing} is NULL; a call has both {first} and {second}, or neither"
+    )))
 }
 
 pub(crate) fn flag(number: u32, name: &str) -> Result<bool, Failure> {

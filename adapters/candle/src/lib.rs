@@ -61,15 +61,18 @@
 
 mod append;
 mod call;
+mod csr;
 mod flash;
 mod learned;
 mod memory;
 mod op;
 mod options;
 mod padding;
+mod prefix;
 mod tensors;
 
 pub use append::Append;
+pub use csr::csr_pages;
 pub use flash::{
     flash_attn, flash_attn_alibi, flash_attn_alibi_windowed, flash_attn_alibi_windowed_softcap,
     flash_attn_varlen, flash_attn_varlen_alibi, flash_attn_varlen_alibi_windowed,

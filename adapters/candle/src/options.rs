@@ -3,6 +3,7 @@
 use crate::call::Call;
 use crate::learned;
 use crate::op::Op;
+use crate::prefix::Prefix;
 use crate::tensors::{Rows, Tensors, dtype, expect_device, in_rows};
 use candle_core::{Error, Result, Tensor};
 use ferroattn::Problem;
@@ -209,6 +210,41 @@ impl Attention {
         self
     }
 
+    /// Keys and values that all entries of the batch share, before their own, which a call reads once: k is `[1, keys, kv_heads, dim]` and v
+    /// `[1, keys, kv_heads, dim_v]` of q's type, without the first axis beside packed sequences.
+    ///
+    /// [`causal`](Self::causal) hides own keys alone, of which an entry needs as many as it has queries, less one. Windows, ALiBi, biases
+    /// and masks do not go with a prefix, and there are no gradients.
+    ///
+    /// ```
+    /// # fn main() -> candle_core::Result<()> {
+    /// use candle_core::{DType, Device, Tensor};
+    /// use ferroattn_candle::Attention;
+    ///
+    /// let device = Device::Cpu;
+    /// let q = Tensor::zeros((2, 1, 1, 8), DType::F32, &device)?;
+    /// let prefix = Tensor::new(&[[1_f32; 8], [3.0; 8]], &device)?.reshape((1, 2, 1, 8))?;
+    /// // Of each entry one key.
+    /// let own = Tensor::new(&[[5_f32; 8], [8.0; 8]], &device)?.reshape((2, 1, 1, 8))?;
+    /// let o = Attention::new().prefix(&prefix, &prefix).forward(&q, &own, &own)?;
+    /// let o = o.mean((1, 2, 3))?.to_vec1::<f32>()?;
+    /// assert!((o[0] - 3.0).abs() < 1e-5 && (o[1] - 4.0).abs() < 1e-5);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn prefix(mut self, k: &Tensor, v: &Tensor) -> Self {
+        self.tensors.prefix = Some(Prefix::Keys([k.clone(), v.clone()]));
+        self
+    }
+
+    /// A [prefix](Self::prefix) in pages of k and v, `[pages]` of i32 or u32, of a call with [pages](Self::pages): the first `keys` keys of
+    /// these. The last page has one of them or more; its other rows may hold anything.
+    pub fn prefix_pages(mut self, pages: &Tensor, keys: usize) -> Self {
+        let table = pages.clone();
+        self.tensors.prefix = Some(Prefix::Pages { table, keys });
+        self
+    }
+
     /// Whether gradients have the same bits in every run on a device. Default: true; false may be faster on a GPU.
     pub fn deterministic(mut self, deterministic: bool) -> Self {
         self.options = self.options.deterministic(deterministic);
@@ -237,7 +273,7 @@ impl Attention {
     /// gradients for head dims above 256, which shows in `backward`.
     pub fn forward(&self, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor> {
         let problem = self.problem(q, k, v)?;
-        let tensors = self.tensors.of_call(&problem, q.device())?;
+        let tensors = self.tensors.of_call(&problem, q.dtype(), q.device())?;
         let learn = tensors.learn();
         let call = Call {
             options: self.options.clone(),

@@ -1,6 +1,7 @@
 //! Tensors of options.
 
 use crate::memory::{Addresses, Locked, Memory};
+use crate::prefix::{LockedPrefix, Prefix};
 use candle_core::{DType, Device, Result, Tensor};
 use ferroattn::{Dtype, Problem, RawBias, RawMask, RawOptions, RawTensor, Sequences};
 
@@ -20,6 +21,7 @@ pub(crate) struct Tensors {
     pub pages: Option<Tensor>,
     /// `[batch]`.
     pub cache_entries: Option<Tensor>,
+    pub prefix: Option<Prefix>,
 }
 
 /// Which rows of queries and of keys are a sequence.
@@ -58,19 +60,22 @@ impl Tensors {
             rows: self.rows.clone(),
             pages: self.pages.clone(),
             cache_entries: self.cache_entries.clone(),
+            prefix: self.prefix.clone(),
         }
     }
 
-    /// The tensors as calls read them: with stride 1 in their last axes, and sinks in f32.
+    /// The tensors as calls on elements of a type read them: with stride 1 in their last axes, and sinks in f32.
     ///
     /// # Errors
     /// If a tensor is not on the call's device, or has no shape or type that the call takes.
-    pub fn of_call(&self, problem: &Problem, device: &Device) -> Result<Self> {
+    pub fn of_call(&self, problem: &Problem, dtype: DType, device: &Device) -> Result<Self> {
         self.expect_device(device)?;
-        self.expect_dtypes()?;
+        self.expect_dtypes(dtype)?;
         self.expect_shapes(problem)?;
-        if self.alibi.as_ref().is_some_and(Tensor::track_op) {
-            candle_core::bail!("alibi has no gradient; pass alibi.detach()")
+        for (name, tensor) in self.named() {
+            if matches!(name, "alibi" | "prefix_k" | "prefix_v") && tensor.track_op() {
+                candle_core::bail!("{name} has no gradient; pass {name}.detach()")
+            }
         }
         let rows = self.rows.as_ref().map(|rows| {
             let [q, kv] = &rows.numbers;
@@ -87,6 +92,7 @@ impl Tensors {
             rows: rows.transpose()?,
             pages: in_rows(&self.pages)?,
             cache_entries: in_rows(&self.cache_entries)?,
+            prefix: self.prefix.as_ref().map(Prefix::in_rows).transpose()?,
         })
     }
 
@@ -107,7 +113,8 @@ impl Tensors {
         let options = options
             .into_iter()
             .filter_map(|(name, tensor)| Some((name, tensor.as_ref()?)));
-        options.chain(names.into_iter().zip(numbers))
+        let prefix = self.prefix.iter().flat_map(Prefix::named);
+        options.chain(names.into_iter().zip(numbers)).chain(prefix)
     }
 
     fn expect_device(&self, device: &Device) -> Result<()> {
@@ -117,12 +124,13 @@ impl Tensors {
         Ok(())
     }
 
-    fn expect_dtypes(&self) -> Result<()> {
+    fn expect_dtypes(&self, dtype: DType) -> Result<()> {
         for (name, tensor) in self.named() {
             let allowed: &[DType] = match name {
                 "alibi" => &[DType::F32],
                 "bias" | "sinks" => &[DType::F16, DType::BF16, DType::F32],
                 "mask" => &[DType::U8],
+                "prefix_k" | "prefix_v" => &[dtype],
                 _ => NUMBERS,
             };
             expect_dtype(name, tensor, allowed)?;
@@ -158,6 +166,12 @@ impl Tensors {
                     dims.len() == 2 && dims[0] == p.batch,
                     format!("[{}, most pages]", p.batch),
                 ),
+                _ if name.starts_with("prefix") => {
+                    let prefix = self.prefix.as_ref();
+                    let shape = prefix.map(|prefix| prefix.shape(name, p, self.is_packed()));
+                    let shape = shape.unwrap_or_default();
+                    (dims == shape, format!("{shape:?}"))
+                }
                 _ => (dims == [numbers], format!("[{numbers}]")),
             };
             if !fits {
@@ -177,6 +191,7 @@ impl Tensors {
             sinks: lock(&self.sinks),
             pages: lock(&self.pages),
             cache_entries: lock(&self.cache_entries),
+            prefix: self.prefix.as_ref().map(Prefix::lock),
             rows: self
                 .rows
                 .as_ref()
@@ -194,6 +209,7 @@ pub(crate) struct LockedTensors<'a> {
     sinks: Option<Locked<'a>>,
     pages: Option<Locked<'a>>,
     cache_entries: Option<Locked<'a>>,
+    prefix: Option<LockedPrefix<'a>>,
     rows: Option<[Locked<'a>; 2]>,
     tensors: &'a Tensors,
 }
@@ -234,6 +250,9 @@ impl LockedTensors<'_> {
         }
         if let Some(entries) = &self.cache_entries {
             raw.cache_entries = Some(addresses.read(&entries.placed()?)?);
+        }
+        if let Some(prefix) = &self.prefix {
+            raw.prefix = Some(prefix.raw(addresses, self.tensors.is_packed())?);
         }
         if let Some([q, kv]) = &self.rows {
             let [q, kv] = [

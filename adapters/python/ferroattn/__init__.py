@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .functions import append as append
     from .functions import attention as attention
+    from .functions import csr_pages as csr_pages
     from .functions import flash_attn_func as flash_attn_func
     from .functions import flash_attn_kvpacked_func as flash_attn_kvpacked_func
     from .functions import flash_attn_qkvpacked_func as flash_attn_qkvpacked_func
@@ -31,6 +32,7 @@ _MODULES = {
     "functions": [
         "append",
         "attention",
+        "csr_pages",
         "flash_attn_func",
         "flash_attn_kvpacked_func",
         "flash_attn_qkvpacked_func",

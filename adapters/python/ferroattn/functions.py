@@ -13,6 +13,7 @@ from torch import Tensor
 from . import operators
 
 Window = tuple[int, int]
+Prefix = tuple[Tensor, Tensor]
 
 _NO_WINDOW: Window = (-1, -1)
 
@@ -31,6 +32,9 @@ def attention(
     first_keys: Tensor | None = None,
     cache_entries: Tensor | None = None,
     pages: Tensor | None = None,
+    prefix: Prefix | None = None,
+    prefix_pages: Tensor | None = None,
+    prefix_keys: int | None = None,
     scale: float | None = None,
     causal: bool = False,
     window: Window = _NO_WINDOW,
@@ -60,6 +64,12 @@ def attention(
         pages: The pages of k and v for each entry of q, `int32[batch, most]`: k is `[pages, page, kv_heads, dim]`, v alike, the
             keys of a page a power of 2. Key `j` is row `j % page` of page `pages[b, j // page]`, and seqlen_k is `most * page`.
             Numbers of pages behind an entry's last key may be any. Such a call has no gradient.
+        prefix: Keys and values that all entries share, `[1, keys, kv_heads, dim]` and `[1, keys, kv_heads, dim_v]`, of packed
+            sequences without the first axis: each query sees all of them before its own, and they are read once for all
+            entries. lse counts both. `causal` hides own keys alone, of which an entry needs as many as it has queries, less
+            one. Such a call has no gradient, bias, mask, slopes, window or first keys.
+        prefix_pages: Such keys in pages of k and v, `int32[n]`, in a call with pages.
+        prefix_keys: Keys of prefix_pages, of which the last page has 1 or more; None for full pages.
         scale: Factor of scores, `1 / sqrt(dim)` if it is None.
         causal: Whether query `i` sees only keys up to `i + seqlen_k - seqlen_q`.
         window: Keys before and after a query's own that it sees; -1 is no bound.
@@ -80,9 +90,11 @@ def attention(
         torch.OutOfMemoryError: Memory ran out.
     """
     left, right = window
+    prefix_k, prefix_v = (None, None) if prefix is None else _prefix(prefix)
     return operators.call(
         q, k, v, bias, mask, sinks, alibi_slopes, seqlens_q, seqlens_k, first_keys, cache_entries,
-        pages, scale, causal, left, right, softcap, splits, split_keys, deterministic, batch_invariant, heads_first,
+        pages, prefix_k, prefix_v, prefix_pages, prefix_keys, scale, causal, left, right, softcap, splits, split_keys,
+        deterministic, batch_invariant, heads_first,
     )  # fmt: skip
 
 
@@ -144,6 +156,33 @@ def append(
     return None if q is None else rotated, new_lengths
 
 
+def csr_pages(
+    indptr: Tensor, indices: Tensor, last_page_len: Tensor, page_size: int, max_pages: int | None = None
+) -> tuple[Tensor, Tensor]:
+    """Makes a table of pages and lengths of FlashInfer's arrays, by one launch, for all layers of a step.
+
+    Arrays that are wrong are refused on the CPU; a GPU moves their numbers to the nearest ones that are allowed.
+
+    Args:
+        indptr: Where the pages of each entry begin among the indices, and where the last one's end, `int32[batch + 1]`.
+        indices: Page numbers, `int32[n]`.
+        last_page_len: Keys of each entry's last page, `int32[batch]`, from 1 to page_size; of an entry without pages any.
+        page_size: Keys of a page, a power of 2.
+        max_pages: The most pages of an entry; None reads it from indptr, for which a GPU is waited for.
+
+    Returns:
+        The table, `int32[batch, max_pages]`, and the lengths, `int32[batch]`: `pages` and `seqlens_k` of `attention`, or
+        `block_table` and `cache_seqlens` of `flash_attn_with_kvcache`. Numbers behind an entry's last page may be any.
+
+    Raises:
+        ValueError, TypeError: An argument is wrong, alone or beside the others.
+        torch.OutOfMemoryError: Memory ran out.
+    """
+    if max_pages is None:
+        max_pages = max(int(indptr.diff().max()), 0) if indptr.numel() > 1 else 0
+    return operators.call_csr_pages(indptr, indices, last_page_len, page_size, max_pages)
+
+
 def output(
     q: Tensor,
     k: Tensor,
@@ -166,7 +205,7 @@ def output(
     """`attention` whose lse has no gradient: a call takes less of the host's time."""
     left, right = window
     return operators.call_for_output(
-        q, k, v, bias, mask, sinks, alibi_slopes, seqlens_q, seqlens_k, None, None, None,
+        q, k, v, bias, mask, sinks, alibi_slopes, seqlens_q, seqlens_k, None, None, None, None, None, None, None,
         scale, causal, left, right, softcap, 0, 0, deterministic, batch_invariant, heads_first,
     )  # fmt: skip
 
@@ -387,6 +426,9 @@ def flash_attn_with_kvcache(
     sinks: Tensor | None = None,
     split_keys: int = 0,
     batch_invariant: bool = False,
+    prefix: Prefix | None = None,
+    prefix_pages: Tensor | None = None,
+    prefix_keys: int | None = None,
 ) -> Any:
     """Attention of new queries to keys and values of a cache, to which new ones may be appended, without a gradient.
 
@@ -406,6 +448,8 @@ def flash_attn_with_kvcache(
         num_splits: Splits of the keys, 0 for as many as fill the GPU.
         return_softmax_lse: Whether lse is returned, too.
         split_keys: Keys of a split, in place of num_splits, 0 for none.
+        prefix, prefix_pages, prefix_keys: Keys and values that all entries share, before those of the cache; see `attention`.
+            cache_seqlens does not count them, nor do positions.
         softmax_scale, causal, window_size, softcap, alibi_slopes, sinks, batch_invariant: See `flash_attn_func`.
 
     Returns:
@@ -437,7 +481,8 @@ def flash_attn_with_kvcache(
             q, k_cache, v_cache, seqlens_q=seqlens_q, seqlens_k=cache_seqlens, cache_entries=cache_batch_idx,
             pages=block_table, first_keys=cache_leftpad, scale=softmax_scale, causal=causal, window=window, softcap=softcap,
             alibi_slopes=alibi_slopes, splits=num_splits, sinks=sinks,
-            split_keys=split_keys, batch_invariant=batch_invariant,
+            split_keys=split_keys, batch_invariant=batch_invariant, prefix=prefix, prefix_pages=prefix_pages,
+            prefix_keys=prefix_keys,
         )  # fmt: skip
     return output if return_softmax_lse else output[0]
 
@@ -479,6 +524,14 @@ def _parts(packed: Tensor, name: str, parts: int) -> tuple[Tensor, ...]:
     if packed.dim() not in (4, 5) or packed.shape[-3] != parts:
         raise ValueError(f"{name} has shape {list(packed.shape)}; its third axis from the end must have {parts} parts")
     return packed.unbind(-3)
+
+
+def _prefix(prefix: Any) -> Prefix:
+    """Keys and values of a prefix."""
+    if not isinstance(prefix, (tuple, list)) or len(prefix) != 2 or not all(isinstance(part, Tensor) for part in prefix):
+        raise TypeError("prefix must be two tensors, its keys and its values")
+    k, v = prefix
+    return k, v
 
 
 def _window(window: Any) -> Window:

@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from . import _library
 
-__all__ = ["Gradients", "attention", "attention_backward"]
+__all__ = ["Gradients", "attention", "attention_backward", "csr_pages"]
 
 Array = npt.NDArray[Any]
 Window = tuple[int, int]
@@ -62,6 +62,9 @@ def attention(
     first_keys: Any = None,
     cache_entries: Any = None,
     pages: Any = None,
+    prefix: tuple[Any, Any] | None = None,
+    prefix_pages: Any = None,
+    prefix_keys: int | None = None,
     scale: float | None = None,
     causal: bool = False,
     window: Window = _NO_WINDOW,
@@ -88,6 +91,12 @@ def attention(
         pages: The pages of k and v for each entry of q, `int32[batch, most]`: k is `[pages, page, kv_heads, dim]`, v alike, the
             keys of a page a power of 2. Key `j` is row `j % page` of page `pages[b, j // page]`, and seqlen_k is `most * page`.
             Numbers of pages behind an entry's last key may be any. Such a call has no gradient.
+        prefix: Keys and values that all entries share, `[1, keys, kv_heads, dim]` and `[1, keys, kv_heads, dim_v]`, of packed
+            sequences without the first axis: each query sees all of them before its own. lse counts both. `causal` hides own
+            keys alone, of which an entry needs as many as it has queries, less one. Such a call has no gradient, bias, mask,
+            slopes, window or first keys.
+        prefix_pages: Such keys in pages of k and v, `int32[n]`, in a call with pages.
+        prefix_keys: Keys of prefix_pages, of which the last page has 1 or more; None for full pages.
         scale: Factor of scores, `1 / sqrt(dim)` if it is None.
         causal: Whether query `i` sees only keys up to `i + seqlen_k - seqlen_q`.
         window: Keys before and after a query's own that it sees; -1 is no bound.
@@ -107,6 +116,7 @@ def attention(
     call.set_numbers(scale, causal, window, softcap, batch_invariant)
     call.set_arrays(bias, mask, sinks, alibi_slopes)
     call.set_lengths(seqlens_q, seqlens_k, first_keys, cache_entries, pages)
+    call.set_prefix(prefix, prefix_pages, prefix_keys)
     o = np.empty((*call.q.shape[:-1], call.v.shape[-1]), call.q.dtype)
     lse = np.empty(call.rows, np.float32)
     _run("ferroattn_forward", call.args(_Forward, o=call.tensor("o", o), lse=call.tensor_of_rows("lse", lse)))
@@ -189,6 +199,39 @@ def attention_backward(
     return Gradients(*(_like(q, gradient) for gradient in (dq, dk, dv, d_bias, d_sinks)))
 
 
+def csr_pages(indptr: Any, indices: Any, last_page_len: Any, page_size: int, max_pages: int | None = None) -> tuple[Any, Any]:
+    """Makes a table of pages and lengths of FlashInfer's arrays.
+
+    Args:
+        indptr: Where the pages of each entry begin among the indices, and where the last one's end, `int32[batch + 1]`.
+        indices: Page numbers, `int32[n]`.
+        last_page_len: Keys of each entry's last page, `int32[batch]`, from 1 to page_size; of an entry without pages any.
+        page_size: Keys of a page, a power of 2.
+        max_pages: The most pages of an entry; None reads it from indptr.
+
+    Returns:
+        The table, `int32[batch, max_pages]`, with 0 behind an entry's last page, and the lengths, `int32[batch]`: `pages` and
+        `seqlens_k` of `attention`.
+
+    Raises:
+        ValueError, TypeError: An argument is wrong, alone or beside the others.
+        MemoryError: Memory ran out.
+    """
+    arrays = {"indptr": indptr, "indices": indices, "last_page": last_page_len}
+    for name, value in arrays.items():
+        arrays[name] = _in_rows(_array(name, value, "int32"))
+        _expect_axes(name, arrays[name], 1, "a row of numbers")
+    if arrays["indptr"].size == 0:
+        raise ValueError("indptr is empty; it must be [batch + 1]")
+    steps = np.diff(arrays["indptr"])
+    most = max(steps.max(initial=0), 0) if max_pages is None else _count("max_pages", max_pages)
+    table, lengths = np.zeros((steps.size, most), np.int32), np.empty(steps.size, np.int32)
+    tensors = {name: _tensor(array) for name, array in {**arrays, "table": table, "lengths": lengths}.items()}
+    args = _CsrPages(struct_size=ctypes.sizeof(_CsrPages), page=_count("page_size", page_size), **tensors)
+    _check(_interface().ferroattn_csr_pages(_cpu(), ctypes.byref(args), None))
+    return _like(indptr, table), _like(indptr, lengths)
+
+
 class _Tensor(ctypes.Structure):
     """`AttentionTensor`."""
 
@@ -226,6 +269,10 @@ class _Options(ctypes.Structure):
         ("pages", _TensorPointer),
         ("batch_invariant", ctypes.c_uint32),
         ("split_keys", ctypes.c_uint32),
+        ("prefix_k", _TensorPointer),
+        ("prefix_v", _TensorPointer),
+        ("prefix_pages", _TensorPointer),
+        ("prefix_keys", ctypes.c_uint64),
     ]
 
 
@@ -249,6 +296,17 @@ class _Backward(ctypes.Structure):
         ("options", ctypes.POINTER(_Options)),
         *((name, _Tensor) for name in ("q", "k", "v", "o", "lse", "d_o", "dq", "dk", "dv")),
         *((name, _TensorPointer) for name in ("d_lse", "d_sinks", "d_bias")),
+    ]
+
+
+class _CsrPages(ctypes.Structure):
+    """`FerroattnCsrPages`."""
+
+    _fields_ = [
+        ("struct_size", ctypes.c_uint32),
+        ("check_lengths", ctypes.c_uint32),
+        ("page", ctypes.c_uint64),
+        *((name, _Tensor) for name in ("indptr", "indices", "last_page", "table", "lengths")),
     ]
 
 
@@ -343,6 +401,24 @@ class _Call:
                 _expect_axes(name, numbers, axes, form)
                 setattr(options, field, ctypes.pointer(self.keep(numbers)))
 
+    def set_prefix(self, prefix: Any, pages: Any, keys: int | None) -> None:
+        """Sets the keys and values that all entries share."""
+        options = self.options
+        if prefix is not None:
+            if not isinstance(prefix, (tuple, list)) or len(prefix) != 2:
+                raise TypeError("prefix must be two arrays, its keys and its values")
+            options.prefix_k, options.prefix_v = (
+                ctypes.pointer(self.tensor(f"the prefix's {name}", part)) for name, part in zip("kv", prefix, strict=True)
+            )
+        if pages is not None:
+            pages = _array("prefix_pages", pages, "int32")
+            _expect_axes("prefix_pages", pages, 1, "a row of numbers")
+            options.prefix_pages = ctypes.pointer(self.keep(pages))
+            # A tensor of the library is `[pages, kv_heads, page, dim]`.
+            options.prefix_keys = pages.size * self._tensors["k"].shape[2]
+        if keys is not None:
+            options.prefix_keys = _count("prefix_keys", keys)
+
     def args(self, struct: type[_Args], **tensors: _Tensor) -> _Args:
         """Arguments of a pass, those of its own beside the inputs and the options."""
         return struct(
@@ -372,18 +448,34 @@ class _Call:
         """Tells the C interface where an array lies, and keeps it alive during the call."""
         array = _in_rows(array)
         self._kept.append(array)
-        steps = [step // array.itemsize for step in array.strides]
-        if array.size == 0:
-            # NumPy's are 0, which the C interface refuses.
-            steps = [math.prod(max(extent, 1) for extent in array.shape[axis + 1 :]) for axis in range(array.ndim)]
-        rest = [0] * (4 - array.ndim)
-        return _Tensor(array.ctypes.data, (*array.shape, *rest), (*steps, *rest))
+        return _tensor(array)
 
     def _tensor_of_pairs(self, name: str, array: Array) -> _Tensor:
         """An array with an element for each pair of a query and a key; axes of one element are repeated."""
         _expect_axes(name, array, 4, "[batch or 1, heads or 1, seqlen_q or 1, seqlen_k]")
         shape = [full if own == 1 else own for own, full in zip(array.shape, self._repeats, strict=False)]
         return self.keep(np.broadcast_to(_in_rows(array), (*shape, array.shape[3])))
+
+
+def _tensor(array: Array) -> _Tensor:
+    """Where an array of whole rows lies."""
+    steps = [step // array.itemsize for step in array.strides]
+    if array.size == 0:
+        # NumPy's are 0, which the C interface refuses.
+        steps = [math.prod(max(extent, 1) for extent in array.shape[axis + 1 :]) for axis in range(array.ndim)]
+    rest = [0] * (4 - array.ndim)
+    return _Tensor(array.ctypes.data, (*array.shape, *rest), (*steps, *rest))
+
+
+def _count(name: str, number: Any) -> int:
+    """A number of things."""
+    try:
+        count = operator.index(number)
+    except TypeError:
+        raise TypeError(f"{name} must be a whole number, not {number!r}") from None
+    if not 0 <= count <= _WIDEST:
+        raise ValueError(f"{name} is {count}; it must be at least 0")
+    return count
 
 
 def _array(name: str, value: Any, *dtypes: str) -> Array:
@@ -431,6 +523,7 @@ def _interface() -> ctypes.CDLL:
     library = _library.load()
     library.ferroattn_last_error.restype = ctypes.c_char_p
     library.ferroattn_options_init.argtypes = [ctypes.c_void_p, ctypes.c_uint32]
+    library.ferroattn_csr_pages.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]
     for run in (library.ferroattn_forward, library.ferroattn_backward):
         run.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64, ctypes.c_size_t, ctypes.c_void_p]
     return library

@@ -22,9 +22,10 @@ forward = torch.ops.ferroattn.forward.default
 backward = torch.ops.ferroattn.backward.default
 backward_into = torch.ops.ferroattn.backward_into.default
 append = torch.ops.ferroattn.append.default
+csr_pages = torch.ops.ferroattn.csr_pages.default
 
 # Where options are among the arguments of `forward`: tensors first, then numbers.
-_BIAS, _SINKS, _TENSORS = 3, 5, 12
+_BIAS, _SINKS, _TENSORS = 3, 5, 15
 
 # Calls below autograd pass no kernel of Python.
 _below_autograd = getattr(torch._C, "_AutoDispatchBelowAutograd", torch.no_grad)
@@ -100,6 +101,11 @@ def _(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, q: Tensor | None, 
     return rotated, k.new_empty(k.shape[0] if k.dim() == 4 else 1, dtype=torch.int32)
 
 
+@torch.library.register_fake("ferroattn::csr_pages")
+def _(indptr: Tensor, indices: Tensor, last_page_len: Tensor, page_size: int, max_pages: int) -> tuple[Tensor, Tensor]:
+    return indptr.new_empty(last_page_len.shape[0], max_pages), indptr.new_empty(last_page_len.shape[0])
+
+
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     """Keeps what the gradient needs."""
     ctx.set_materialize_grads(False)
@@ -114,7 +120,7 @@ def _gradient(ctx: Any, d_o: Tensor | None, d_lse: Tensor | None) -> tuple[Tenso
         d_o = torch.zeros_like(o)
     with_bias, with_sinks = ctx.needs_input_grad[_BIAS], ctx.needs_input_grad[_SINKS]
     dq, dk, dv, d_bias, d_sinks = backward(d_o, d_lse, q, k, v, o, lse, with_bias, with_sinks, *tensors, *ctx.numbers)
-    others = (None,) * (6 + len(ctx.numbers))
+    others = (None,) * (_TENSORS - 6 + len(ctx.numbers))
     d_bias = d_bias.to(tensors[0].dtype) if with_bias else None
     return dq, dk, dv, d_bias, None, d_sinks if with_sinks else None, *others
 
@@ -171,11 +177,16 @@ def call_for_output(*inputs: Any) -> tuple[Tensor, Tensor]:
 
     Raises: as `call`.
     """
-    q, k, v, bias, mask, sinks, alibi, seqlens_q, seqlens_k, first_keys, cache_entries, pages, *numbers = inputs
+    q, k, v, bias, mask, sinks, alibi, seqlens_q, seqlens_k, first_keys, cache_entries, pages, *others = inputs
+    prefix_k, prefix_v, prefix_pages, prefix_keys, *numbers = others
     if (
         first_keys is not None
         or cache_entries is not None
         or pages is not None
+        or prefix_k is not None
+        or prefix_v is not None
+        or prefix_pages is not None
+        or prefix_keys is not None
         or (mask is not None and (bias is not None or mask.dtype != torch.bool))
         or (bias is not None and bias.dtype == torch.bool)
         or (sinks is not None and sinks.requires_grad)
@@ -241,3 +252,16 @@ def call_append(*inputs: Any) -> tuple[Tensor, Tensor]:
     # A gradient that has kept a cache must not use it now.
     torch.autograd.graph.increment_version(inputs[2:4])
     return outputs
+
+
+def call_csr_pages(*inputs: Any) -> tuple[Tensor, Tensor]:
+    """The operator `csr_pages` by its arguments in their order.
+
+    Raises: as `call`.
+    """
+    if torch.compiler.is_compiling():
+        return csr_pages(*inputs)
+    try:
+        return csr_pages(*inputs)
+    except RuntimeError as error:
+        fail(error)

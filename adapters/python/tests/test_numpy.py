@@ -11,7 +11,7 @@ import pytest
 np = pytest.importorskip("numpy")
 
 from ferroattn import numpy as ferroattn_numpy  # noqa: E402
-from ferroattn.numpy import attention, attention_backward  # noqa: E402
+from ferroattn.numpy import attention, attention_backward, csr_pages  # noqa: E402
 
 # Errors that rounding alone explains, of the largest element or of 1: of o, of lse and of gradients.
 TOLERANCE = {"float32": (1e-6, 1e-6, 3e-6), "float16": (6e-4, 1e-6, 2e-3), "bfloat16": (5e-3, 1e-6, 2e-2)}
@@ -523,6 +523,58 @@ def test_batch_invariant(dtype: str) -> None:
             np.testing.assert_array_equal(a, b[of_rows if name == "lse" else rows], name)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("page", [None, 1, 16])
+@pytest.mark.parametrize("keys", [0, 32, 37])
+def test_prefix(keys: int, page: int | None, dtype: str) -> None:
+    """Keys that all entries share, in arrays or in pages, of which the last may have NaN behind them."""
+    rng = np.random.default_rng(keys)
+    q, k, v, d_o, d_lse = draw(rng, dtype_of(dtype), (3, 2, 4, 16), (3, 20, 2, 16), 24)
+    _, prefix_k, prefix_v, *_ = draw(rng, q.dtype, (1, 1, 4, 16), (1, keys, 2, 16), 24)
+    lengths = {"seqlens_q": numbers(2, 2, 2), "seqlens_k": numbers(20, 1, 7)}
+    options: dict[str, Any] = {"causal": True, "sinks": rng.standard_normal(4).astype(np.float32)}
+    if page is None:
+        found = attention(q, k, v, prefix=(prefix_k, prefix_v), **lengths, **options)
+    else:
+        # First the prefix's pages, then as many of each entry.
+        shared, own = -(-keys // page), -(-20 // page)
+        caches = []
+        for prefix, array in ((prefix_k, k), (prefix_v, v)):
+            cache = np.full((shared + 3 * own, page, *array.shape[2:]), np.nan, q.dtype)
+            rows = cache.reshape(-1, *array.shape[2:])
+            rows[:keys] = prefix[0]
+            for entry in range(3):
+                first = (shared + entry * own) * page
+                rows[first : first + 20] = array[entry]
+            caches.append(cache)
+        table = np.arange(shared, shared + 3 * own, dtype=np.int32).reshape(3, own)
+        pages: dict[str, Any] = {"pages": table, "prefix_pages": np.arange(shared, dtype=np.int32)}
+        if keys % page:
+            pages["prefix_keys"] = keys
+        found = attention(q, *caches, **pages, **lengths, **options)
+    joined = (np.concatenate((np.repeat(prefix, 3, 0), own), 1) for prefix, own in ((prefix_k, k), (prefix_v, v)))
+    lengths["seqlens_k"] = lengths["seqlens_k"] + np.int32(keys)
+    expected = reference(q, *joined, d_o, d_lse, **lengths, **options)
+    of_o, of_lse, _ = TOLERANCE[dtype]
+    np.testing.assert_allclose(found[0].astype(np.float64), expected[0], atol=4 * of_o)
+    # lse follows o of both parts, which are merged in the type of o.
+    np.testing.assert_allclose(found[1], expected[1], rtol=8 * of_lse, atol=8 * of_lse)
+
+
+def test_csr_pages() -> None:
+    indptr, indices, last = numbers(0, 2, 2, 3), numbers(4, 0, 7, 99), numbers(3, 50, 8)
+    table, lengths = csr_pages(indptr, indices, last, 8)
+    np.testing.assert_array_equal(table, [[4, 0], [0, 0], [7, 0]])
+    np.testing.assert_array_equal(lengths, [11, 0, 8])
+    assert table.dtype == lengths.dtype == np.int32
+    # In any strides, and with more room.
+    apart = [np.repeat(array, 2)[::2] for array in (indptr, indices, last)]
+    table, lengths = csr_pages(*apart, 8, max_pages=3)
+    np.testing.assert_array_equal(table, [[4, 0, 0], [0, 0, 0], [7, 0, 0]])
+    np.testing.assert_array_equal(lengths, [11, 0, 8])
+    assert [array.shape for array in csr_pages(numbers(0), numbers(), numbers(), 4)] == [(0, 0), (0,)]
+
+
 def test_threads() -> None:
     rng = np.random.default_rng(9)
     inputs = [draw(rng, np.float32, (1, 40, 2, 16), (1, 40, 2, 16)) for _ in range(16)]
@@ -620,6 +672,62 @@ def test_wrong_inputs(changes: dict[str, Any], kind: type[Exception], reason: st
             kind, reason = NotImplementedError, f"no gradients of a call with {name}"
     with pytest.raises(kind, match=reason) as caught:
         attention_backward(o, o=o, lse=lse, **arguments)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "changes, kind, reason",
+    [
+        ({"indptr": [0, 1]}, TypeError, "indptr must be an array, not list"),
+        ({"indptr": zeros(3)}, TypeError, "indptr is of float32; it must be of int32"),
+        ({"indptr": numbers()}, ValueError, "indptr is empty"),
+        ({"indptr": numbers(0, 2, 1)}, ValueError, r"indptr\[2\] is 1; it must be from 2"),
+        ({"indices": zeros(1, 3, dtype=np.int32)}, ValueError, "indices has 2 axes"),
+        ({"last_page_len": numbers(3)}, ValueError, "last_page has shape"),
+        ({"last_page_len": numbers(3, 9)}, ValueError, r"last_page\[1\] is 9; it must be from 1 to 8"),
+        ({"page_size": 6}, ValueError, "a page has 6 keys; it must have a power of 2"),
+        ({"page_size": 8.0}, TypeError, "page_size must be a whole number, not 8.0"),
+        ({"max_pages": 1}, ValueError, "entry 1 has 2 pages; the table has room for 1"),
+        ({"max_pages": -1}, ValueError, "max_pages is -1; it must be at least 0"),
+    ],
+)
+def test_wrong_csr_pages(changes: dict[str, Any], kind: type[Exception], reason: str) -> None:
+    right: dict[str, Any] = {"indptr": numbers(0, 1, 3), "indices": numbers(2, 0, 1), "last_page_len": numbers(3, 8)}
+    right["page_size"] = 8
+    csr_pages(**right)
+    with pytest.raises(kind, match=f"^{reason}") as caught:
+        csr_pages(**right | changes)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "changes, kind, reason",
+    [
+        ({"prefix": zeros(1, 9, 2, 8)}, TypeError, "prefix must be two arrays, its keys and its values"),
+        ({"prefix": (zeros(1, 9, 2, 8), None)}, TypeError, "the prefix's v must be an array"),
+        ({"prefix": (zeros(9, 2, 8),) * 2}, ValueError, "the prefix's k has 3 axes"),
+        ({"prefix": (zeros(2, 9, 2, 8),) * 2}, ValueError, "the prefix's k has shape"),
+        ({"prefix": (zeros(1, 9, 2, 8),) * 2, "window": (3, -1)}, ValueError, "prefix cannot be combined with window"),
+        ({"prefix": (zeros(1, 9, 2, 8),) * 2, "prefix_pages": numbers(1)}, ValueError, "prefix_pages is given beside"),
+        ({"prefix_pages": numbers(1)}, ValueError, "prefix_pages needs pages"),
+        ({"prefix_pages": zeros(1)}, TypeError, "prefix_pages is of float32"),
+        ({"prefix_keys": 3}, ValueError, "prefix_keys is 3; without prefix_pages it must be 0"),
+        ({"prefix_pages": numbers(1), "prefix_keys": -1}, ValueError, "prefix_keys is -1; it must be at least 0"),
+        (
+            {"pages": zeros(2, 1, dtype=np.int32), "prefix_pages": numbers(1, 0), "prefix_keys": 8},
+            ValueError,
+            "the prefix has 8 keys; with 2 pages of 8 keys it must have from 9 to 16",
+        ),
+        (
+            {"pages": zeros(2, 1, dtype=np.int32), "prefix_pages": numbers(1, 2)},
+            ValueError,
+            r"prefix_pages\[1\] is 2; it must be from 0 to 1",
+        ),
+    ],
+)
+def test_wrong_prefixes(changes: dict[str, Any], kind: type[Exception], reason: str) -> None:
+    with pytest.raises(kind, match=f"^{reason}") as caught:
+        attention(zeros(2, 5, 4, 8), zeros(2, 8, 2, 8), zeros(2, 8, 2, 8), **changes)
     assert "\n" not in str(caught.value)
 
 

@@ -33,7 +33,8 @@ def arguments(
     cu: Tensor | None = None, heads_first: bool = False,
 ) -> tuple[Any, ...]:  # fmt: skip
     """Arguments of the operator `forward`."""
-    return (q, k, v, bias, None, sinks, None, cu, cu, None, None, None, None, True, -1, -1, 0.0, 0, 0, True, False, heads_first)
+    tensors = (q, k, v, bias, None, sinks, None, cu, cu, None, None, None, None, None, None)
+    return (*tensors, None, None, True, -1, -1, 0.0, 0, 0, True, False, heads_first)
 
 
 def test_checks_of_pytorch(device: str) -> None:

@@ -326,8 +326,8 @@ impl<'a> Attention<'a> {
         self.with(|call| call.tensors.prefix = Some(BorrowedPrefix::Keys { dtype, k, v }))
     }
 
-    /// A [prefix](Self::prefix) in pages of k and v, `[n]` with stride 1: a call with [pages](Self::pages) reads the keys of these pages, all
-    /// full, before those of each entry's own.
+    /// A [prefix](Self::prefix) in pages of k and v, `[n]` with stride 1: a call with [pages](Self::pages) reads the first `keys` keys of
+    /// these pages before those of each entry's own. The last page has one of them or more; its other rows may hold anything.
     ///
     /// ```
     /// # fn main() -> ferroattn::Result<()> {
@@ -335,24 +335,28 @@ impl<'a> Attention<'a> {
     ///
     /// let device = Device::cpu();
     /// let q = Tensor::new(&device, [2, 1, 1, 8], &[0.0_f32; 16])?;
-    /// // Three pages of one key: one is shared.
-    /// let cache = Tensor::new(&device, [3, 1, 1, 8], &[[1.0_f32; 8], [2.0; 8], [3.0; 8]].concat())?;
+    /// // Three pages of two keys: one is shared, and has one key.
+    /// let page = |keys: [f32; 2]| keys.map(|key| [key; 8]).concat();
+    /// let cache = [page([1.0, 1.0]), page([4.0, f32::NAN]), page([7.0, 7.0])].concat();
+    /// let cache = Tensor::new(&device, [3, 1, 2, 8], &cache)?;
     /// let (shared, own) = (Tensor::new(&device, [1], &[1])?, Tensor::new(&device, [2, 1], &[2, 0])?);
-    /// let attention = Attention::new().prefix_pages(&shared).pages(&own);
+    /// let attention = Attention::new().prefix_pages(&shared, 1).pages(&own);
     /// let (o, _) = attention.forward(&q, &cache, &cache)?;
     /// let o = o.to_vec()?;
-    /// assert!((o[0] - 2.5).abs() < 1e-5 && (o[8] - 1.5).abs() < 1e-5);
+    /// assert!((o[0] - 6.0).abs() < 1e-5 && (o[8] - 2.0).abs() < 1e-5);
     /// # Ok(())
     /// # }
     /// ```
     pub fn prefix_pages<'b>(
         &self,
         pages: &'b TensorBase<impl Storage<Item = i32>, 1>,
+        keys: usize,
     ) -> Attention<'b>
     where
         'a: 'b,
     {
-        self.with(|call| call.tensors.prefix = Some(BorrowedPrefix::Pages(pages.into())))
+        let table = pages.into();
+        self.with(|call| call.tensors.prefix = Some(BorrowedPrefix::Pages { table, keys }))
     }
 
     /// Whether a GPU, whose memory the host cannot see, checks offsets, lengths, first keys, entries of a cache and pages before it

@@ -37,7 +37,7 @@ pub use head::HostOptions;
 #[cfg(feature = "cpu")]
 pub(crate) use head::{Head, rows_of, tanh_error};
 pub use mask::MaskElement;
-pub(crate) use pages::read_pages;
+pub(crate) use pages::{expect_last_page, read_pages};
 pub use prefix::RawPrefix;
 pub(crate) use prefix::{BorrowedPrefix, PREFIX};
 pub(crate) use ranges::{Tables, Units};

@@ -18,6 +18,18 @@ pub(crate) fn read_pages(keys: usize, pages: usize) -> Result<usize> {
     Ok(all)
 }
 
+/// Checks that a prefix of so many keys ends inside the last one of its pages, of `page` keys.
+///
+/// # Errors
+/// If it ends before or behind that, `page` is no power of 2, or there are too many pages.
+pub(crate) fn expect_last_page(keys: usize, page: usize, pages: usize) -> Result<()> {
+    let most = read_pages(page, pages)?;
+    match keys <= most && keys.div_ceil(page) == pages {
+        true => Ok(()),
+        false => Err(Error::PrefixKeys { keys, page, pages }),
+    }
+}
+
 /// How many keys of an entry of the batch are of a sequence, or before such a key: the pages behind them are not read.
 pub(super) fn keys_of_entry<T: AsRef<[i32]>>(
     p: &Problem,
@@ -40,6 +52,7 @@ pub(super) fn expect_pages(
     keys: usize,
     pages: usize,
 ) -> Result<()> {
+    // At most the keys of a page: a shared prefix may end inside its last one, and reads all numbers.
     let page = p.seqlen_kv / numbers.len().max(1);
     let read = numbers.iter().take(keys.div_ceil(page.max(1)));
     match read

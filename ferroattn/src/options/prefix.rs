@@ -24,8 +24,13 @@ pub enum RawPrefix {
         /// Values, `[1, kv_heads, keys, dim_v]`, with stride 1 in dim.
         v: RawTensor,
     },
-    /// [Pages](crate::Attention::prefix_pages) of k and v, all full: their numbers, `i32[n]`, with stride 1.
-    Pages(RawTensor<1>),
+    /// [Pages](crate::Attention::prefix_pages) of k and v.
+    Pages {
+        /// Their numbers, `i32[n]`, with stride 1.
+        table: RawTensor<1>,
+        /// Keys of all of them, of which the last page has 1 or more.
+        keys: usize,
+    },
 }
 
 /// A borrowed prefix.
@@ -36,7 +41,10 @@ pub(crate) enum BorrowedPrefix<'a> {
         k: Borrowed<'a, 4>,
         v: Borrowed<'a, 4>,
     },
-    Pages(Borrowed<'a, 1>),
+    Pages {
+        table: Borrowed<'a, 1>,
+        keys: usize,
+    },
 }
 
 impl BorrowedPrefix<'_> {
@@ -44,7 +52,7 @@ impl BorrowedPrefix<'_> {
     pub fn devices(&self) -> impl Iterator<Item = (&'static str, &Device)> {
         let (first, second) = match self {
             BorrowedPrefix::Keys { k, v, .. } => ((PREFIX, k.device()), Some((PREFIX, v.device()))),
-            BorrowedPrefix::Pages(table) => ((PREFIX_PAGES, table.device()), None),
+            BorrowedPrefix::Pages { table, .. } => ((PREFIX_PAGES, table.device()), None),
         };
         [first].into_iter().chain(second)
     }
@@ -56,7 +64,10 @@ impl BorrowedPrefix<'_> {
                 k: k.raw(),
                 v: v.raw(),
             },
-            BorrowedPrefix::Pages(table) => RawPrefix::Pages(table.raw()),
+            BorrowedPrefix::Pages { table, keys } => RawPrefix::Pages {
+                table: table.raw(),
+                keys: *keys,
+            },
         }
     }
 }
@@ -88,7 +99,7 @@ impl RawOptions {
                 k.expect_rows("the prefix's k", "dim")?;
                 v.expect_rows("the prefix's v", "dim")?;
             }
-            RawPrefix::Pages(table) => {
+            RawPrefix::Pages { table, .. } => {
                 if self.pages.is_none() {
                     return Err(Error::Needs(PREFIX_PAGES, PAGES));
                 }
@@ -115,7 +126,7 @@ impl RawOptions {
         let Some(prefix) = self.prefix else {
             return Ok(());
         };
-        if let RawPrefix::Pages(table) = prefix {
+        if let RawPrefix::Pages { table, .. } = prefix {
             // SAFETY: the caller's word.
             let numbers = unsafe { table.load::<i32>(device)? };
             let is_wrong = |number: i32| usize::try_from(number).map_or(true, |n| n >= pages);

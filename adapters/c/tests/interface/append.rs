@@ -1,13 +1,12 @@
 //! Keys and values that a cache of pages gets, and attention to them: on the CPU and an emulated GPU.
 
-use crate::{Cpu, c_tensor, last_error};
-use bytemuck::Pod;
-use ferroattn::{RawTensor, f16};
+use crate::arrays::{Memory, on_devices};
+use crate::{Cpu, last_error};
+use ferroattn::f16;
 use ferroattn_c::append::{FerroattnAppend, ferroattn_append, ferroattn_plan_append};
 use ferroattn_c::backward::{FerroattnBackward, ferroattn_plan_backward};
-use ferroattn_c::device::{FerroattnDevice, ferroattn_close, ferroattn_open_emulator};
 use ferroattn_c::forward::{FerroattnForward, ferroattn_forward};
-use ferroattn_c::memory::{ferroattn_alloc, ferroattn_download, ferroattn_upload};
+use ferroattn_c::memory::ferroattn_upload;
 use ferroattn_c::options::{FerroattnOptions, FerroattnSequences};
 use ferroattn_c::plan::{ferroattn_plan_free, ferroattn_plan_kernel};
 use ferroattn_c::status::FerroattnStatus;
@@ -32,35 +31,7 @@ const TABLE: [i32; 4] = [2, 0, 1, -7];
 /// What each new row of v is full of.
 const VALUES: [f32; BATCH * ROWS] = [10.0, 20.0, 30.0, 3.0, 6.0, 12.0];
 
-/// Arrays in the memory of a device.
-#[derive(Clone, Copy)]
-struct Memory(*mut FerroattnDevice);
-
 impl Memory {
-    fn array<T: Pod, const R: usize>(self, data: &[T], shape: [usize; R]) -> FerroattnTensor {
-        let (mut address, bytes) = (0, size_of_val(data));
-        // SAFETY: the device is open, and the slice has so many bytes.
-        let status = unsafe {
-            assert_eq!(ferroattn_alloc(self.0, bytes, &mut address), OK);
-            ferroattn_upload(self.0, address, data.as_ptr().cast(), bytes)
-        };
-        assert_eq!(status, OK, "{}", last_error());
-        c_tensor(RawTensor {
-            address,
-            ..RawTensor::row_major(shape)
-        })
-    }
-
-    fn numbers<T: Pod>(self, tensor: &FerroattnTensor, count: usize) -> Vec<T> {
-        let mut data = vec![T::zeroed(); count];
-        let to = data.as_mut_ptr().cast();
-        // SAFETY: the device is open, and the vector has so many bytes.
-        let status =
-            unsafe { ferroattn_download(self.0, to, tensor.address, count * size_of::<T>()) };
-        assert_eq!(status, OK, "{}", last_error());
-        data
-    }
-
     /// The first element of each row, which are all alike.
     fn rows(self, tensor: &FerroattnTensor, rows: usize) -> Vec<f32> {
         let data = self.numbers::<f16>(tensor, rows * DIM);
@@ -153,21 +124,6 @@ impl Call {
             ..self.bare()
         }
     }
-}
-
-/// Runs a test on the CPU and, where this build has kernels, an emulated GPU.
-fn on_devices(test: impl Fn(Memory)) {
-    let cpu = Cpu::open();
-    test(Memory(cpu.0));
-    let mut device = null_mut();
-    // SAFETY: the handle may be written.
-    match unsafe { ferroattn_open_emulator(&mut device) } {
-        FerroattnStatus::Unsupported => return,
-        status => assert_eq!(status, OK),
-    }
-    test(Memory(device));
-    // SAFETY: it was opened once, and is closed once.
-    unsafe { ferroattn_close(device) };
 }
 
 #[test]

@@ -2,11 +2,14 @@
 
 mod append;
 mod arguments;
+mod arrays;
 mod case;
+mod csr;
 mod emulated;
 mod memory;
 mod merge;
 mod modifiers;
+mod prefix;
 mod random;
 
 use ferroattn::RawTensor;

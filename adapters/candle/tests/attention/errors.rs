@@ -19,7 +19,7 @@ fn u32(numbers: &[u32]) -> Tensor {
 }
 
 /// The line of a refusal.
-fn line(refused: Result<Tensor>) -> String {
+pub fn line<T: std::fmt::Debug>(refused: Result<T>) -> String {
     let message = refused.expect_err("a refusal").to_string();
     // A backtrace may follow.
     message.lines().next().unwrap_or_default().to_owned()

@@ -12,6 +12,7 @@ mod options;
 mod paged;
 mod pages;
 mod plain;
+mod shared;
 #[cfg(feature = "cuda")]
 mod streams;
 mod together;

@@ -181,7 +181,7 @@ def _forward(
     with torch.no_grad():
         return operators.call(
             q, k, v, None, None, None, alibi_slopes, seqlens_q, seqlens_k, first_keys, None, None,
-            scale, causal, left, right, softcap, splits, 0, True, False, False,
+            None, None, None, None, scale, causal, left, right, softcap, splits, 0, True, False, False,
         )  # fmt: skip
 
 
@@ -194,7 +194,7 @@ def _backward(
     given = (dq, dk, dv)
     gradients = [torch.empty_like(x) if d is None else d for d, x in zip(given, (q, k, v), strict=True)]
     options: tuple[Any, ...] = (
-        None, None, None, alibi_slopes, seqlens_q, seqlens_k, None, None, None,
+        None, None, None, alibi_slopes, seqlens_q, seqlens_k, None, None, None, None, None, None, None,
         scale, causal, left, right, softcap, 0, 0, deterministic, False, False,
     )  # fmt: skip
     with torch.no_grad():

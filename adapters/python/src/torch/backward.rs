@@ -61,13 +61,14 @@ pub fn backward(
     let lse = outputs.lse.contiguous()?;
     let d_lse = outputs.d_lse.map(Tensor::contiguous).transpose()?;
     let form = options.form;
+    let raw = inputs.raw(options)?;
     let RawInputs {
         q,
         k,
         v,
         dtype,
         place,
-    } = inputs.raw(options)?;
+    } = raw;
     let float = Type::Number(Dtype::F32);
     for (name, tensor, of) in [
         ("d_o", Some(&d_o), Type::Number(dtype)),
@@ -116,7 +117,7 @@ pub fn backward(
         v,
         o: o.raw(form.axes()),
         lse: form.rows("lse", &lse)?,
-        options: options.raw(q.shape, k.shape[2], place)?,
+        options: options.raw(&raw)?,
     };
     let [dq, mut dk, mut dv] = gradients.each_ref().map(|tensor| tensor.raw(form.axes()));
     if options.keys.is_some() {

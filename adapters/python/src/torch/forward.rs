@@ -69,13 +69,14 @@ impl Inputs {
 pub fn forward(inputs: Inputs, options: &Options) -> Result<[Tensor; 2], Failure> {
     let inputs = inputs.in_rows()?;
     let form = options.form;
+    let raw = inputs.raw(options)?;
     let RawInputs {
         q,
         k,
         v,
         dtype,
         place,
-    } = inputs.raw(options)?;
+    } = raw;
     let [batch, heads, seqlen, _] = q.shape;
     let shape = [batch, heads, seqlen, v.shape[3]];
     let o = options.allocate(shape, dtype, place, &inputs.q)?;
@@ -86,7 +87,7 @@ pub fn forward(inputs: Inputs, options: &Options) -> Result<[Tensor; 2], Failure
         v,
         o: o.raw(form.axes()),
         lse: form.rows("lse", &lse)?,
-        options: options.raw(q.shape, k.shape[2], place)?,
+        options: options.raw(&raw)?,
     };
     let (device, stream) = place.device()?;
     let mut work = None;

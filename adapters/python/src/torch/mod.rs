@@ -7,21 +7,24 @@
 //! | `value` | arguments and results of an operator |
 //! | `failure` | errors, and how they reach Python |
 //! | `device` | the library's devices by PyTorch's |
-//! | `options` | options of a call |
+//! | `options`, `prefix` | options of a call |
 //! | `forward`, `backward` | the passes |
 //! | `append` | new keys and values, written into a cache |
+//! | `csr` | pages in the CSR form, as a table and lengths |
 //! | `native` | calls whose gradient is PyTorch's own code |
 //! | `sdpa` | PyTorch's own operators, replaced |
 //! | `operators` | names and signatures, and their registration |
 
 mod append;
 mod backward;
+mod csr;
 mod device;
 mod failure;
 mod forward;
 mod native;
 mod operators;
 mod options;
+mod prefix;
 mod sdpa;
 mod shim;
 mod tensor;

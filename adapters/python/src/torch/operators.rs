@@ -3,7 +3,7 @@
 use super::failure::Failure;
 use super::options::Options;
 use super::shim::{Kernel, StableValue, shim};
-use super::{append, backward, forward, native};
+use super::{append, backward, csr, forward, native};
 use std::ffi::{CStr, CString, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::null_mut;
@@ -28,7 +28,7 @@ pub(super) use kernel;
 
 /// Registers the operators, for good.
 pub fn register() -> Result<(), String> {
-    let options = Options::SIGNATURE;
+    let options = Options::signature();
     define(&format!(
         "forward(Tensor q, Tensor k, Tensor v, {options}) -> (Tensor o, Tensor lse)"
     ))?;
@@ -43,6 +43,7 @@ pub fn register() -> Result<(), String> {
         "backward_into(Tensor(a!) dq, Tensor(b!) dk, Tensor(c!) dv, {call}) -> (Tensor d_bias, Tensor d_sinks)"
     ))?;
     define(append::SIGNATURE)?;
+    define(csr::SIGNATURE)?;
     define(
         "carry(Tensor? seqlens_q, Tensor? seqlens_k, Tensor? alibi_slopes, Tensor? sinks) -> ()",
     )?;
@@ -59,6 +60,7 @@ pub fn register() -> Result<(), String> {
         implement(NAMESPACE, device, c"forward", kernel!(forward::operator))?;
         implement(NAMESPACE, device, c"backward", kernel!(backward::operator))?;
         implement(NAMESPACE, device, c"append", kernel!(append::operator))?;
+        implement(NAMESPACE, device, c"csr_pages", kernel!(csr::operator))?;
         let into = kernel!(backward::operator_into);
         implement(NAMESPACE, device, c"backward_into", into)?;
     }

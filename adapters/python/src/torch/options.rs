@@ -2,6 +2,8 @@
 
 use super::device::Place;
 use super::failure::Failure;
+use super::forward::RawInputs;
+use super::prefix::Prefix;
 use super::tensor::{Tensor, Type};
 use super::value::Arguments;
 use ferroattn::{Attention, Dtype, RawBias, RawMask, RawOptions, RawTensor, Sequences};
@@ -129,10 +131,6 @@ pub struct Numbers {
 impl Numbers {
     /// The call, without tensors of options.
     pub fn attention(&self) -> Result<Attention<'static>, Failure> {
-        let count = |name, number: i64| {
-            u32::try_from(number)
-                .map_err(|_| Failure::value(format!("{name} is {number}; it must be at least 0")))
-        };
         // A negative bound is none, as FlashAttention has it.
         let bound = |keys: i64| usize::try_from(keys).ok();
         let mut attention = Attention::new()
@@ -180,6 +178,8 @@ pub struct Options {
     pub cache_entries: Option<Tensor>,
     /// The pages of k and v of each entry.
     pub pages: Option<Tensor>,
+    /// Keys and values that all entries share.
+    pub prefix: Prefix,
     /// Whether outputs lie in memory as inputs do.
     pub like_inputs: bool,
     /// Keys that are there for the call; the others are seen by no query.
@@ -188,10 +188,14 @@ pub struct Options {
 
 impl Options {
     /// The options in an operator's signature. None has a default: PyTorch would leave it out of what gradients see.
-    pub const SIGNATURE: &'static str = "Tensor? bias, Tensor? mask, Tensor? sinks, Tensor? alibi_slopes, \
-        Tensor? seqlens_q, Tensor? seqlens_k, Tensor? first_keys, Tensor? cache_entries, Tensor? pages, float? scale, \
-        bool causal, int left, int right, float softcap, int splits, int split_keys, bool deterministic, \
-        bool batch_invariant, bool heads_first";
+    pub fn signature() -> String {
+        format!(
+            "Tensor? bias, Tensor? mask, Tensor? sinks, Tensor? alibi_slopes, Tensor? seqlens_q, Tensor? seqlens_k, \
+             Tensor? first_keys, Tensor? cache_entries, Tensor? pages, {}, float? scale, bool causal, int left, int right, \
+             float softcap, int splits, int split_keys, bool deterministic, bool batch_invariant, bool heads_first",
+            Prefix::SIGNATURE
+        )
+    }
 
     /// Reads them; `rank` is that of q.
     pub fn read(arguments: &mut Arguments, rank: usize) -> Result<Self, Failure> {
@@ -199,6 +203,7 @@ impl Options {
         let [bias, mask, sinks, alibi] = [tensor(), tensor(), tensor(), tensor()];
         let [seqlens_q, seqlens_k] = [tensor(), tensor()];
         let [first_keys, cache_entries, pages] = [tensor(), tensor(), tensor()];
+        let prefix = Prefix::read(arguments)?;
         let numbers = Numbers {
             scale: arguments.optional_float(),
             causal: arguments.bool(),
@@ -220,6 +225,7 @@ impl Options {
             first_keys,
             cache_entries,
             pages,
+            prefix,
             ..Self::new(numbers.attention()?, numbers.form(rank))
         })
     }
@@ -237,6 +243,7 @@ impl Options {
             first_keys: None,
             cache_entries: None,
             pages: None,
+            prefix: Prefix::default(),
             like_inputs: false,
             keys: None,
         }
@@ -254,11 +261,12 @@ impl Options {
         self.form.allocate(shape, dtype, place, like)
     }
 
-    /// The options' tensors by address, for queries `[batch, heads, seqlen, dim]` and so many keys.
-    pub fn raw(&self, q: [usize; 4], keys: usize, place: Place) -> Result<RawOptions, Failure> {
+    /// The options' tensors by address, beside these inputs.
+    pub fn raw(&self, inputs: &RawInputs) -> Result<RawOptions, Failure> {
         let float = Type::Number(Dtype::F32);
-        let [batch, heads, queries, _] = q;
-        let pairs = [batch, heads, queries, keys];
+        let place = inputs.place;
+        let [batch, heads, queries, _] = inputs.q.shape;
+        let pairs = [batch, heads, queries, inputs.k.shape[2]];
         let mut options = RawOptions::default();
         if let Some(bias) = &self.bias {
             let dtype = bias.number("bias")?;
@@ -296,6 +304,7 @@ impl Options {
         options.first_keys = numbers("first_keys", self.first_keys.as_ref(), place)?;
         options.cache_entries = numbers("cache_entries", self.cache_entries.as_ref(), place)?;
         options.pages = pages(self.pages.as_ref(), place)?;
+        options.prefix = self.prefix.raw(self.form, inputs)?;
         Ok(options)
     }
 
@@ -329,18 +338,26 @@ fn of_pairs(name: &str, tensor: &Tensor, pairs: [usize; 4]) -> Result<RawTensor,
     Ok(raw)
 }
 
+/// A number of things.
+pub fn count<T: TryFrom<i64>>(name: &str, number: i64) -> Result<T, Failure> {
+    T::try_from(number)
+        .map_err(|_| Failure::value(format!("{name} is {number}; it must be at least 0")))
+}
+
 /// Whole numbers, one for each sequence.
 pub fn numbers(
     name: &str,
     tensor: Option<&Tensor>,
     place: Place,
 ) -> Result<Option<RawTensor<1>>, Failure> {
-    let Some(tensor) = tensor else {
-        return Ok(None);
-    };
+    tensor.map(|tensor| row(name, tensor, place)).transpose()
+}
+
+/// A row of whole numbers.
+pub fn row(name: &str, tensor: &Tensor, place: Place) -> Result<RawTensor<1>, Failure> {
     tensor.expect(name, Type::Int32, place)?;
     tensor.expect_rank(name, 1, "a row of numbers")?;
-    Ok(Some(tensor.raw([Some(0)])))
+    Ok(tensor.raw([Some(0)]))
 }
 
 /// A table of pages.

@@ -88,6 +88,11 @@ impl<'s> Arguments<'s> {
         self.optional().map(f64::from_bits)
     }
 
+    /// A whole number that may be `None`.
+    pub fn optional_int(&mut self) -> Option<i64> {
+        self.optional().map(StableValue::cast_signed)
+    }
+
     /// A truth value.
     pub fn bool(&mut self) -> bool {
         // The byte alone is written.

@@ -2,7 +2,7 @@
 
 use super::super::{Problem, RawForward};
 use crate::error::{Error, Result};
-use crate::options::{RawOptions, RawPrefix, read_pages};
+use crate::options::{RawOptions, RawPrefix, expect_last_page};
 use crate::tensor::{Dtype, RawTensor};
 
 /// The calls that a call with a prefix consists of.
@@ -27,7 +27,8 @@ pub struct Call {
 /// The calls that a valid call on elements of this type consists of, if it has a prefix.
 ///
 /// # Errors
-/// If the prefix has elements of another type, or pages of no power of 2, or there are too many keys or queries.
+/// If the prefix has elements of another type, pages of no power of 2, or does not end inside its last page, or there are too many keys or
+/// queries.
 pub fn divided(dtype: Dtype, p: &Problem, args: &RawForward) -> Result<Option<Divided>> {
     let Some(prefix) = args.options.prefix else {
         return Ok(None);
@@ -35,8 +36,8 @@ pub fn divided(dtype: Dtype, p: &Problem, args: &RawForward) -> Result<Option<Di
     let (k, v, keys, table) = match prefix {
         RawPrefix::Keys { dtype: found, k, v } if found == dtype => (k, v, k.shape[2], None),
         RawPrefix::Keys { dtype: found, .. } => return Err(Error::PrefixDtype { found, dtype }),
-        RawPrefix::Pages(table) => {
-            let keys = read_pages(args.k.shape[2], table.shape[0])?;
+        RawPrefix::Pages { table, keys } => {
+            expect_last_page(keys, args.k.shape[2], table.shape[0])?;
             (args.k, args.v, keys, Some(table))
         }
     };
