@@ -2,6 +2,7 @@
 
 use crate::gradients::Gradients;
 use crate::options::Options;
+use crate::rounded::Rounded;
 use crate::run::Plan;
 use crate::shape::{Pass, Shape};
 use crate::subject::{Contenders, Subject, with_rungs};
@@ -349,6 +350,8 @@ impl<T: Element> Bench<T> {
 pub struct Calls<T> {
     bench: Bench<T>,
     calls: Vec<(String, Attention<'static>, Option<u32>)>,
+    /// The call in FP8 behind the first one, without what rounds.
+    rounded: Option<Rounded>,
 }
 
 impl<T: Element> Calls<T> {
@@ -382,20 +385,31 @@ impl<T: Element> Calls<T> {
                 calls.push((name, attention, splits));
             }
         }
-        Ok(Calls { bench, calls })
+        let rounded = match (shape.fp8, &calls[..]) {
+            (true, [(_, attention, _), ..]) => Rounded::new(&mut bench, device, attention)?,
+            _ => None,
+        };
+        Ok(Calls {
+            bench,
+            calls,
+            rounded,
+        })
     }
 }
 
 impl<T: Element> Contenders for Calls<T> {
     fn names(&self) -> Vec<(String, Option<u32>)> {
         let calls = self.calls.iter();
-        calls
-            .map(|(name, _, splits)| (name.clone(), *splits))
-            .collect()
+        let calls = calls.map(|(name, _, splits)| (name.clone(), *splits));
+        let rounded = self.rounded.iter();
+        calls.chain(rounded.map(Rounded::name)).collect()
     }
 
     fn launch(&mut self, contender: usize) -> Result<()> {
-        self.bench.launch(&self.calls[contender].1)
+        match (self.calls.get(contender), &self.rounded) {
+            (Some((_, attention, _)), _) => self.bench.launch(attention),
+            (None, rounded) => rounded.as_ref().expect("another contender").launch(),
+        }
     }
 }
 
@@ -428,6 +442,7 @@ mod tests {
         page: None,
         prefix: None,
         values_in_keys: false,
+        fp8: false,
         invariant: None,
         pass: Pass::Forward,
     };

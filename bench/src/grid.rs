@@ -331,6 +331,7 @@ pub fn shape(
         page: None,
         prefix: None,
         values_in_keys: false,
+        fp8: false,
         invariant: None,
         pass: Pass::Forward,
     }

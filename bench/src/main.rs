@@ -16,6 +16,7 @@ mod plot;
 mod profile;
 mod results;
 mod roofline;
+mod rounded;
 mod run;
 mod sass;
 mod shape;

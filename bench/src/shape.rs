@@ -6,7 +6,7 @@ use crate::subject::{Contenders, Subject, exists};
 use anyhow::Result;
 use clap::ValueEnum;
 use ferroattn::{
-    Attention, Device, Error, Problem, RawBackward, RawBias, RawForward, RawMask, RawOptions,
+    Attention, Device, Error, Fp8, Problem, RawBackward, RawBias, RawForward, RawMask, RawOptions,
     RawPrefix, RawTensor, Sequences, Window, bf16, f16, kernel,
 };
 use serde::{Deserialize, Serialize};
@@ -94,6 +94,10 @@ pub struct Shape {
     #[arg(long)]
     #[serde(default, skip_serializing_if = "is_off")]
     pub values_in_keys: bool,
+    /// Queries, keys and values are rounded to e4m3, and multiplied in FP8; times without the rounding stand at names that end in :rounded
+    #[arg(long)]
+    #[serde(default, skip_serializing_if = "is_off")]
+    pub fp8: bool,
     /// Keys of a split of a batch invariant call, 0 for no splits; none of other calls
     #[arg(skip)]
     #[serde(skip)]
@@ -270,6 +274,7 @@ impl Shape {
         let attention = Attention::new()
             .causal(self.causal)
             .window(left, right)
+            .fp8(self.fp8.then(Fp8::new))
             .batch_invariant(self.invariant.is_some())
             .split_keys(self.invariant.unwrap_or(0));
         match self.softcap {
@@ -320,6 +325,7 @@ impl Shape {
             k: shared(self.dim),
             v: shared(self.dim_v()),
         });
+        planned.fp8 = self.fp8.then(Fp8::new);
         planned.batch_invariant = self.invariant.is_some();
         planned.split_keys = self.invariant.unwrap_or(0);
         planned
@@ -418,7 +424,7 @@ impl Shape {
         let of_keys = self.sequences.is_some() || self.uneven || self.page.is_some();
         let of_keys = of_keys || self.prefix.is_some();
         let of_values = self.values_in_keys || self.dim_v() != self.dim;
-        of_scores || of_pairs || of_keys || of_values || self.invariant.is_some()
+        of_scores || of_pairs || of_keys || of_values || self.fp8 || self.invariant.is_some()
     }
 
     /// The batch invariant call with splits of so many keys, which packed sequences do not have.
@@ -458,6 +464,7 @@ impl Shape {
         names.extend(self.page.map(|keys| format!("pages of {keys}")));
         names.extend(self.prefix.map(|keys| format!("prefix of {keys}")));
         names.extend(self.values_in_keys.then(|| "values in keys".to_owned()));
+        names.extend(self.fp8.then(|| "fp8".to_owned()));
         names.join(" ")
     }
 

@@ -82,6 +82,14 @@ macro_rules! width {
                     ("min", true) => binary(d, |a: $U, b: $U| (a as $S).min(b as $S) as $U),
                     ("max", false) => binary(d, <$U>::max),
                     ("max", true) => binary(d, |a: $U, b: $U| (a as $S).max(b as $S) as $U),
+                    ("min.relu", true) if BITS == 32 => {
+                        d.require_target(90)?;
+                        binary(d, |a: $U, b: $U| (a as $S).min(b as $S).max(0) as $U)
+                    }
+                    ("max.relu", true) if BITS == 32 => {
+                        d.require_target(90)?;
+                        binary(d, |a: $U, b: $U| (a as $S).max(b as $S).max(0) as $U)
+                    }
                     ("abs", true) => unary(d, |a: $U| (a as $S).wrapping_abs() as $U),
                     ("neg", true) => unary(d, <$U>::wrapping_neg),
                     ("shr", false) => binary(d, |a: $U, b: u32| a.checked_shr(b).unwrap_or(0)),

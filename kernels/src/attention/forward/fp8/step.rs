@@ -5,7 +5,7 @@ use crate::attention::forward::sm90::kernel::Kernel;
 use crate::attention::forward::sm90::tile::Tile;
 use crate::attention::options::mask::Interval;
 use crate::layout::fp8::Fp8Memory;
-use crate::ptx::{shared, special};
+use crate::ptx::{barrier, shared, special};
 use crate::tile::fp8::{self, Scores, Sums};
 use crate::tile::registers::opaque;
 use crate::tile::whole::scale_rows;
@@ -250,6 +250,8 @@ impl<K: Kernel, const QT: usize, const S: u32> Consumer<K, QT, S> {
         unsafe {
             wgmma::wait::<0>();
             wgmma::pin(o);
+            // All lanes have read the words of the block.
+            barrier::warp();
             block.release(self.memory.full(block.stage()));
         }
     }
