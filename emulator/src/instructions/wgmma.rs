@@ -201,7 +201,7 @@ impl Product {
         let adds = group.read_uniform_predicate(self.adds, "scale-d")?;
         let mut left = [[0.0; DEPTH]; ROWS];
         self.load_left::<E>(group, number, &mut left)?;
-        let mut right = [[[0.0; 8]; DEPTH]; MOST_COLUMNS / 8];
+        let mut right = vec![[[0.0; 8]; DEPTH]; columns / 8];
         let is_mn_major = self.right.is_mn_major;
         self.right.load(
             group,
@@ -289,13 +289,6 @@ impl Matrix {
         }
         let (number, mut settled) = (group.number, None);
         let (shared, warps) = group.shared_as();
-        let mut chunk = |offset: u32| {
-            let address = descriptor.swizzled(descriptor.address.wrapping_add(offset));
-            let bytes = shared.read_operand(&warps, (number, product), address, &mut settled)?;
-            Ok::<[u32; 8], Box<Violation>>(row_of(|i| {
-                u32::from(u16::from_le_bytes([bytes[2 * i], bytes[2 * i + 1]]))
-            }))
-        };
         let (outer, inner) = match self.is_mn_major {
             true => (rows / 8, DEPTH),
             false => (rows, DEPTH / 8),
@@ -306,7 +299,11 @@ impl Matrix {
                     true => (8 * i, j, descriptor.mn_major(i as u32, j as u32)),
                     false => (i, 8 * j, descriptor.k_major(i as u32, j as u32)),
                 };
-                put(row, k, chunk(offset)?);
+                let address = descriptor.swizzled(descriptor.address.wrapping_add(offset));
+                let bytes =
+                    shared.read_operand(&warps, (number, product), address, &mut settled)?;
+                let element = |i| u32::from(u16::from_le_bytes([bytes[2 * i], bytes[2 * i + 1]]));
+                put(row, k, row_of(element));
             }
         }
         Ok(())
