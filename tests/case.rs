@@ -264,11 +264,26 @@ impl Case {
         }
     }
 
-    /// The case as its kernel serves it: a kernel of latent attention serves nothing else.
+    /// The case in FP8, on one split, without what that does not go with.
+    #[must_use]
+    pub fn in_fp8(self) -> Self {
+        Case {
+            modifiers: Modifiers {
+                fp8: true,
+                dim_v: self.modifiers.dim_v,
+                ..Modifiers::default()
+            },
+            splits: 0,
+            ..self
+        }
+    }
+
+    /// The case as its kernel serves it: kernels of latent attention and of FP8 serve nothing else.
     #[must_use]
     pub fn as_served(self) -> Self {
         match &self.kernel {
             Some(kernel) if kernel.starts_with("latent") => self.latent(),
+            Some(kernel) if kernel.starts_with("fp8") => self.in_fp8(),
             _ => self,
         }
     }

@@ -1,19 +1,51 @@
 //! Attention in FP8: against the exact result of rounded inputs.
 
-use ferroattn::{Class, Device, Dtype};
+use crate::repeats::repeat;
+use crate::special_values;
+use ferroattn::{Class, Device, Dtype, Element, Problem, Rounded, f16};
+use ndarray::{Array4, Axis, s};
 use proptest::prelude::*;
 use tests::strategy::{cases, check_some, few};
-use tests::{Case, Modifiers, Outcome, PASSED, Test};
+use tests::{Case, Inputs, Outcome, PASSED, Test};
 
 /// The tests of this file.
 pub fn tests() -> Vec<Test> {
-    let of_kernels = vec![
+    let mut of_kernels = vec![
         Test::new("any", |device| {
             check_some(device, few(device, 10), cases().prop_map(in_fp8))
         }),
         Test::new("lengths", lengths),
         Test::new("heads", heads),
+        Test::new("steep", |device| {
+            variants(&Case::default())
+                .iter()
+                .try_for_each(|case| steep(device, case))?;
+            PASSED
+        }),
+        Test::new("hidden", |device| {
+            let case = Case {
+                causal: true,
+                ..in_fp8(Case::default())
+            };
+            hidden(device, &case)?;
+            PASSED
+        }),
+        Test::new("outliers", outliers),
+        Test::new("no_more_than_rounding", no_more_than_rounding),
+        Test::new("repeats", |device| {
+            repeat::<f16>(
+                device,
+                &in_fp8(Case {
+                    dim: 128,
+                    ..Case::default()
+                }),
+            )
+        }),
     ];
+    let special = special_values::all().into_iter();
+    of_kernels.extend(
+        special.map(|(name, special)| Test::new(name, move |device| special(device, &variants))),
+    );
     let emulated = of_kernels
         .iter()
         .filter_map(|test| test.emulated_as(Class::Sm90));
@@ -22,17 +54,22 @@ pub fn tests() -> Vec<Test> {
     tests
 }
 
-/// The case in FP8.
-fn in_fp8(case: Case) -> Case {
+/// The case in FP8, by the best kernel.
+pub fn in_fp8(case: Case) -> Case {
     Case {
-        modifiers: Modifiers {
-            fp8: true,
-            ..Modifiers::default()
-        },
         kernel: None,
-        splits: 0,
-        ..case
+        ..case.in_fp8()
     }
+}
+
+/// Both dtypes and masks, and all head dims.
+fn variants(case: &Case) -> Vec<Case> {
+    let variants = case.with_each([
+        (Dtype::F16, false, 64, 0),
+        (Dtype::Bf16, true, 128, 0),
+        (Dtype::F16, true, 256, 0),
+    ]);
+    variants.map(in_fp8).to_vec()
 }
 
 /// Lengths around tiles of queries and blocks of keys, and around groups of 16 keys.
@@ -88,4 +125,115 @@ fn heads(device: &Device) -> Outcome {
         in_fp8(case).check(device)?;
     }
     PASSED
+}
+
+/// Scores that rise and fall from block to block, for some rows by far: maxima follow, and O is scaled.
+pub fn steep(device: &Device, case: &Case) -> Result<(), libtest_mimic::Failed> {
+    let case = Case {
+        seqlen_kv: 700,
+        ..case.clone()
+    };
+    let mut inputs = case.inputs();
+    for (key, mut keys) in inputs.k.axis_iter_mut(Axis(2)).enumerate() {
+        let factor = [3.0, 0.2, 8.0, 1.0, 0.01, 4.0][key / 128];
+        keys *= factor;
+    }
+    for (row, mut queries) in inputs.q.axis_iter_mut(Axis(2)).enumerate() {
+        queries *= [1.0, 0.001, 6.0][row % 3];
+    }
+    case.run(device, &inputs).map(drop)
+}
+
+/// Values that some rows do not see are infinite, NaN and huge; so are keys.
+pub fn hidden(device: &Device, case: &Case) -> Result<(), libtest_mimic::Failed> {
+    let last = case.seqlen_kv - 1;
+    for (key, value) in [
+        (last, f32::NAN),
+        (last - 70, f32::INFINITY),
+        (last - 130, f32::NEG_INFINITY),
+        (last - 3, 60000.0),
+    ] {
+        let mut inputs = case.inputs();
+        inputs.v[[0, 0, key, 5]] = value;
+        case.run(device, &inputs)?;
+        let mut inputs = case.inputs();
+        inputs.k[[0, 0, key, 7]] = value;
+        case.run(device, &inputs)?;
+    }
+    Ok(())
+}
+
+/// One number in a thousand a hundred times as large, and rows and blocks of all sizes, zeros among them.
+fn outliers(device: &Device) -> Outcome {
+    for case in variants(&Case::default()) {
+        let mut inputs = case.inputs();
+        for tensor in [&mut inputs.q, &mut inputs.k, &mut inputs.v] {
+            let numbers = tensor.iter_mut().enumerate();
+            numbers
+                .filter(|(i, _)| i % 997 == 3)
+                .for_each(|(_, x)| *x *= 100.0);
+        }
+        case.run(device, &inputs)?;
+        let mut inputs = case.inputs();
+        for (row, mut queries) in inputs.q.axis_iter_mut(Axis(2)).enumerate() {
+            queries *= [0.0, 1e-6, 1.0, 1e3][row % 4];
+        }
+        inputs.v.slice_mut(s![.., .., .., 3]).fill(7.0);
+        inputs
+            .v
+            .slice_mut(s![.., .., .., 4])
+            .mapv_inplace(|x| 1e-5 * x);
+        case.run(device, &inputs)?;
+    }
+    PASSED
+}
+
+/// The error of o in norm is that of rounded probabilities: at most 1.1 times as large, also where values have a mean.
+fn no_more_than_rounding(device: &Device) -> Outcome {
+    for mean in [0.0, 1.0] {
+        let case = in_fp8(Case {
+            seqlen_q: 64,
+            seqlen_kv: 1024,
+            dim: 128,
+            ..Case::default()
+        });
+        let mut inputs = case.inputs();
+        inputs.v += mean;
+        let found = case.run(device, &inputs)?;
+        let problem = case.problem()?;
+        let [exact, ideal] = [false, true].map(|rounds| in_f64(&problem, &inputs, rounds));
+        let error = |o: &Array4<f64>| (o - &exact).mapv(|x| x * x).sum().sqrt();
+        let found = error(&found.o.mapv(f64::from));
+        // o is rounded to f16, too.
+        let ideal = error(&ideal.mapv(|x| f64::from(f16::from_f64(x).to_f32())));
+        if found > 1.1 * ideal {
+            return Err(format!("the error is {found}, of rounded probabilities {ideal}").into());
+        }
+    }
+    PASSED
+}
+
+/// o of rounded inputs, with probabilities as they are or rounded to three bits behind the point.
+fn in_f64(problem: &Problem, inputs: &Inputs, rounds: bool) -> Array4<f64> {
+    let [q, k, v] = [&inputs.q, &inputs.k, &inputs.v].map(|x| x.mapv(f16::from_f32));
+    let Rounded { q, k, v, means, .. } = Rounded::new(problem, q.view(), k.view(), v.view());
+    let [q, k, v] = [q, k, v].map(|x| x.index_axis_move(Axis(0), 0).index_axis_move(Axis(0), 0));
+    let [q, k, v] = [q, k, v].map(|x| x.mapv(f64::from));
+    let scores = q.dot(&k.t()) * f64::from(problem.scale);
+    let means = means.slice(s![0, 0, ..]).mapv(f64::from);
+    let mut o = Array4::zeros(problem.o_shape());
+    for (row, scores) in scores.outer_iter().enumerate() {
+        let most = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let p = scores.mapv(|score| 16.0 * (score - most).exp());
+        let rounded = p.mapv(|p| match rounds {
+            true => {
+                let step = f64::powi(2.0, (p.log2().floor() as i32).max(-6) - 3);
+                (p / step).round_ties_even() * step
+            }
+            false => p,
+        });
+        let sums = rounded.dot(&(&v - &means)) / p.sum() + &means;
+        o.slice_mut(s![0, 0, row, ..]).assign(&sums);
+    }
+    o
 }

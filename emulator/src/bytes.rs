@@ -89,10 +89,21 @@ impl Bytes {
 
     /// Reads from an offset on, with `missing` for bytes that were never written.
     pub fn read_or(&self, start: usize, to: &mut [u8], missing: u8) {
-        for (offset, to) in (start..).zip(to) {
-            let byte = std::slice::from_mut(to);
-            if self.read(offset, byte).is_err() {
-                byte[0] = missing;
+        let mut rest = to;
+        for (index, part) in words(start, start + rest.len()) {
+            let (now, later) = rest.split_at_mut(part.len());
+            rest = later;
+            let written = self.written[index].load(Acquire);
+            copy(
+                now,
+                &self.words[index].load(Relaxed).to_le_bytes()[part.clone()],
+            );
+            if written & mask_of(&part) != mask_of(&part) {
+                for (bit, byte) in part.zip(now) {
+                    if written >> bit & 1 == 0 {
+                        *byte = missing;
+                    }
+                }
             }
         }
     }

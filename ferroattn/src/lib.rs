@@ -69,6 +69,7 @@ mod plan;
 mod ptx;
 #[cfg(feature = "cpu")]
 pub mod random;
+mod recent;
 mod run;
 mod spread;
 mod tensor;

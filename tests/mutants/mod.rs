@@ -11,6 +11,7 @@ mod csr;
 mod decode;
 mod far;
 mod forward;
+mod fp8;
 mod gemm;
 mod hopper;
 mod invariance;
@@ -77,6 +78,7 @@ pub fn tests() -> Vec<Test> {
         packed::MUTANTS,
         pages::MUTANTS,
         latent::MUTANTS,
+        fp8::MUTANTS,
         invariance::MUTANTS,
         #[cfg(feature = "ladder")]
         rungs::MUTANTS,
@@ -139,6 +141,7 @@ impl Subject {
             (None, Some((runs, switches))) => (Some(runs), switches),
             (None, None) => match pages::runs(name)
                 .or(latent::runs(name))
+                .or(fp8::runs(name))
                 .or(invariance::runs(kernel.name))
             {
                 Some((runs, switches)) => (Some(runs), switches),

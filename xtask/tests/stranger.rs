@@ -11,6 +11,12 @@ version = "0.1.0"
 edition = "2024"
 
 [workspace]
+
+# Built once.
+[profile.dev]
+debug = false
+incremental = false
+
 "#;
 
 /// Prints the devices that computed the mean of two values.

@@ -231,7 +231,7 @@ impl Product {
         let adds = group.read_uniform_predicate(self.adds, "scale-d")?;
         let mut left = [[0.0; DEPTH]; ROWS];
         self.load_left::<L, DEPTH>(group, number, &mut left)?;
-        let mut right = [[[0.0; 8]; DEPTH]; MOST_COLUMNS / 8];
+        let mut right = vec![[[0.0; 8]; DEPTH]; columns / 8];
         let is_mn_major = self.right.is_mn_major;
         self.right.load::<R>(
             group,
@@ -329,10 +329,6 @@ impl Matrix {
         }
         let (number, mut settled) = (group.number, None);
         let (shared, warps) = group.shared_as();
-        let mut chunk = |offset: u32| {
-            let address = descriptor.swizzled(descriptor.address.wrapping_add(offset));
-            shared.read_operand(&warps, (number, product), address, &mut settled)
-        };
         let elements = 16 / E::BYTES;
         let (outer, inner) = match self.is_mn_major {
             true => (rows / 8, ROW_BYTES / E::BYTES),
@@ -344,7 +340,9 @@ impl Matrix {
                     true => (8 * i, j, descriptor.mn_major(i as u32, j as u32)),
                     false => (i, elements * j, descriptor.k_major(i as u32, j as u32)),
                 };
-                let bytes = chunk(offset)?;
+                let address = descriptor.swizzled(descriptor.address.wrapping_add(offset));
+                let bytes =
+                    shared.read_operand(&warps, (number, product), address, &mut settled)?;
                 for first in (0..elements).step_by(8) {
                     put(row, k + first, row_of(|i| E::bits(&bytes, first + i)));
                 }

@@ -6,10 +6,11 @@ use crate::backward::RawBackward;
 use crate::entry::Entry;
 use crate::error::{Error, Result};
 use crate::forward::RawForward;
+use crate::recent::Recent;
 use crate::tensor_map::TensorMap;
 use foldhash::fast::FixedState;
 use kernels::abi::Switches;
-use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ffi::{CStr, CString};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
@@ -218,21 +219,11 @@ fn key(kernel: &Entry) -> Key {
 /// Marked texts that the process keeps, some 200 KB each.
 const KEPT_TEXTS: usize = 64;
 
-/// The [marked text](Entry::marked_text) of a kernel, which is unpacked once for the many emulated devices that a program
+/// The [marked text](Entry::marked_text) of a kernel, which is made once for the many emulated devices that a program
 /// may open: 6 to 8 % of the CPU's time in the tests `emulator::kernels`.
 fn kept_text(kernel: &Entry) -> Result<Arc<str>> {
-    static KEPT: Mutex<VecDeque<(Key, Arc<str>)>> = Mutex::new(VecDeque::new());
-    let mut known = lock(&KEPT);
-    if let Some((_, text)) = known.iter().find(|(of, _)| *of == key(kernel)) {
-        return Ok(Arc::clone(text));
-    }
-    // Other threads need other texts meanwhile.
-    drop(known);
-    let text: Arc<str> = kernel.marked_text()?.into();
-    known = lock(&KEPT);
-    known.truncate(KEPT_TEXTS - 1);
-    known.push_front((key(kernel), Arc::clone(&text)));
-    Ok(text)
+    static KEPT: Recent<Key, Arc<str>> = Recent::new(KEPT_TEXTS);
+    KEPT.get(key(kernel), || Ok(kernel.marked_text()?.into()))
 }
 
 /// Locks a table of a device. A panic while one is locked leaves nothing half-changed.

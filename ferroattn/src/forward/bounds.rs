@@ -163,8 +163,7 @@ impl Reference<'_> {
         let options = &query.options;
         let tanh = tanh_error(T::DTYPE);
         let q_norm = query.q.dot(&query.q).sqrt();
-        let products = self.products(query);
-        let scores = self.scores(query, products.clone(), |x| x);
+        let (products, scores) = (self.products(query), self.scores(query));
         let sink = f64::from(options.sink());
         let most = scores.iter().copied().fold(sink, f64::max);
         // A huge lse has no room for it.
@@ -173,7 +172,7 @@ impl Reference<'_> {
             .chain([&sink])
             .map(|score| (score - most).exp());
         let sum = sum.sum::<f64>().ln();
-        let keys = query.keys.iter().zip(&products).zip(&scores);
+        let keys = query.keys.iter().zip(products).zip(scores);
         let terms = keys.map(|((&key, &product), &score)| {
             let place = [query.row, key];
             let sums = options.derivative(place, product).abs()

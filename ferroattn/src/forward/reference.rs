@@ -7,6 +7,7 @@ use crate::options::{Head, rows_of};
 use crate::tensor::Element;
 use half::f16;
 use ndarray::{Array1, Array2, ArrayView1, Axis, CowArray, Ix2};
+use std::cell::OnceCell;
 use std::f32::consts::LOG2_E;
 use std::f64::consts::LN_2;
 
@@ -31,6 +32,9 @@ pub(crate) struct Query<'a> {
     pub(super) q: ArrayView1<'a, f64>,
     /// The keys that it sees.
     pub(super) keys: Vec<usize>,
+    /// Its scaled products with them, once they are found, and its scores.
+    products: OnceCell<Array1<f64>>,
+    scores: OnceCell<Array1<f64>>,
 }
 
 /// Products that sums in f16 take in between two roundings.
@@ -56,6 +60,8 @@ impl<'a> Query<'a> {
             options,
             row,
             q,
+            products: OnceCell::new(),
+            scores: OnceCell::new(),
         }
     }
 
@@ -84,7 +90,7 @@ impl<'a> Reference<'a> {
 
     /// The exact result.
     pub fn exact(&self, query: &Query) -> Row {
-        self.attend(query, self.products(query), |x| x)
+        self.attend(query, self.scores(query).clone(), |x| x)
     }
 
     /// The result of an implementation that keeps scores and probabilities in `T`, before o is rounded to `T`.
@@ -93,7 +99,9 @@ impl<'a> Reference<'a> {
     /// ordinary does not overflow.
     pub fn low<T: Element>(&self, query: &Query) -> Row {
         let products = self.visible(query, &self.low_keys).dot(&query.q);
-        self.attend(query, products.mapv_into(round::<T>), round::<T>)
+        let products = products.mapv_into(round::<T>);
+        let scores = self.scored(query, products, round::<T>);
+        self.attend(query, scores, round::<T>)
     }
 
     /// How far from the exact result sums in f16 [may](crate::check) take a row's o, at most of its
@@ -116,12 +124,12 @@ impl<'a> Reference<'a> {
             })
             .unzip();
         let products = Array1::from(products);
-        let half = self.attend(query, products.clone(), |x| x);
+        let scores = self.scored(query, products.clone(), |x| x);
+        let half = self.attend(query, scores.clone(), |x| x);
         if !(half.lse.is_finite() && exact.lse.is_finite()) {
             return (0.0, 0.0);
         }
 
-        let scores = self.scores(query, products.clone(), |x| x);
         let values = self.visible(query, &self.values);
         let weight = |j: usize| (scores[j] - half.lse).exp();
         // Keys with the same sums have the same errors.
@@ -170,12 +178,19 @@ impl<'a> Reference<'a> {
     }
 
     /// The row's scaled products with the keys that it sees.
-    pub(super) fn products(&self, query: &Query) -> Array1<f64> {
-        self.visible(query, &self.keys).dot(&query.q) * f64::from(self.p.scale)
+    pub(super) fn products<'b>(&self, query: &'b Query) -> &'b Array1<f64> {
+        let products = || self.visible(query, &self.keys).dot(&query.q) * f64::from(self.p.scale);
+        query.products.get_or_init(products)
     }
 
-    /// The row's scores from its scaled products.
-    pub(super) fn scores(
+    /// The row's scores.
+    pub(super) fn scores<'b>(&self, query: &'b Query) -> &'b Array1<f64> {
+        let scores = || self.scored(query, self.products(query).clone(), |x| x);
+        query.scores.get_or_init(scores)
+    }
+
+    /// Scores from scaled products of the row.
+    fn scored(
         &self,
         query: &Query,
         products: Array1<f64>,
@@ -191,9 +206,8 @@ impl<'a> Reference<'a> {
         scores
     }
 
-    /// The row's results, from the values and its scaled products.
-    fn attend(&self, query: &Query, products: Array1<f64>, round: impl Fn(f64) -> f64) -> Row {
-        let scores = self.scores(query, products, &round);
+    /// The row's results, from the values and its scores.
+    fn attend(&self, query: &Query, scores: Array1<f64>, round: impl Fn(f64) -> f64) -> Row {
         let sink = f64::from(query.options.sink());
         let m = scores.iter().copied().fold(sink, max_or_nan);
         let mut o = Array1::zeros(self.p.dim_v);

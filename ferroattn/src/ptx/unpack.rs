@@ -1,62 +1,71 @@
 //! Texts of modules that are compressed together.
 
 use super::Place;
+use crate::recent::Recent;
 use kernels::text::{lines, twin};
 use lzma_rust2::LzmaReader;
+use std::convert::Infallible;
 use std::io::{BufRead, BufReader};
+use std::sync::Arc;
+
+/// Unpacked groups that the process keeps, some 2 MB each.
+const KEPT_GROUPS: usize = 16;
 
 /// The text of a module.
 pub fn text(place: &Place) -> Option<String> {
-    Some(place.unpack().0)
+    let mut parts = Parts::of(place);
+    parts.skip(place.index);
+    Some(place.named(parts.next()))
 }
 
-/// The text of a module, with [marks](lines) that name the source lines of its instructions.
+/// The text of a module, with [marks](lines) that name the source lines of its instructions. Its group is unpacked once for
+/// the many kernels that emulated devices load.
 pub fn marked(place: &Place) -> Option<String> {
-    let (text, mut parts) = place.unpack();
-    Some(lines::put(&text, &parts.lines()))
+    static KEPT: Recent<usize, Arc<[String]>> = Recent::new(KEPT_GROUPS);
+    let (names, compressed) = place.group;
+    let Ok(parts) = KEPT.get(compressed.as_ptr().addr(), || {
+        let mut parts = Parts::of(place);
+        let all = (0..2 * names.len()).map(|_| parts.next()).collect();
+        Ok::<_, Infallible>(all)
+    });
+    let [text, lines] = [place.index, place.index + names.len()].map(|part| &parts[part]);
+    Some(lines::put(&place.named(text.clone()), lines))
 }
 
 impl Place {
-    /// The text, and what is left of the group.
-    fn unpack(&self) -> (String, Parts) {
-        let (names, compressed) = self.group;
-        let reader = LzmaReader::new_mem_limit(compressed, u32::MAX, None);
-        let mut parts = Parts {
-            reader: BufReader::new(reader.expect("the build compressed a group")),
-            to_lines: names.len() - 1,
-        };
-        let text = parts.nth(self.index);
-        let text = match self.twin_of {
+    /// The module's text, from that of the module in its place.
+    fn named(&self, text: String) -> String {
+        match self.twin_of {
             None => text,
             Some(twin) => twin::bf16(&text, [twin, self.name])
                 .expect("the build wrote the same from the same text"),
-        };
-        (text, parts)
+        }
     }
 }
+
+const UNPACKED: &str = "the build compressed as many parts";
 
 /// Parts of a group, one after another.
-struct Parts {
-    reader: BufReader<LzmaReader<&'static [u8]>>,
-    /// Parts from a module's text to its source lines.
-    to_lines: usize,
-}
+struct Parts(BufReader<LzmaReader<&'static [u8]>>);
 
 impl Parts {
-    /// Skips parts and gives the next one.
-    fn nth(&mut self, skipped: usize) -> String {
-        let unpacked = "the build compressed as many parts";
-        for _ in 0..skipped {
-            self.reader.skip_until(0).expect(unpacked);
-        }
-        let mut part = Vec::new();
-        self.reader.read_until(0, &mut part).expect(unpacked);
-        assert_eq!(part.pop(), Some(0), "{unpacked}");
-        String::from_utf8(part).expect("the build compressed texts")
+    fn of(place: &Place) -> Self {
+        let reader = LzmaReader::new_mem_limit(place.group.1, u32::MAX, None);
+        Parts(BufReader::new(
+            reader.expect("the build compressed a group"),
+        ))
     }
 
-    /// The source lines of the module whose text was the last part.
-    fn lines(&mut self) -> String {
-        self.nth(self.to_lines)
+    fn skip(&mut self, count: usize) {
+        for _ in 0..count {
+            self.0.skip_until(0).expect(UNPACKED);
+        }
+    }
+
+    fn next(&mut self) -> String {
+        let mut part = Vec::new();
+        self.0.read_until(0, &mut part).expect(UNPACKED);
+        assert_eq!(part.pop(), Some(0), "{UNPACKED}");
+        String::from_utf8(part).expect("the build compressed texts")
     }
 }

@@ -17,8 +17,7 @@ pub struct RoundRowsParams {
     /// Device address of the rounded rows, e4m3 `[batch, heads, rows, dim16]`, row-major; `dim16` is `dim` rounded up to a multiple
     /// of 16, with zeros behind it.
     pub rounded: u64,
-    /// Device address of the scales: `f32[batch, heads, rows]`, or of blocks of 128 rows the first words of
-    /// [`Fp8Params::key_blocks`].
+    /// Device address of the scales: `f32[batch, heads, rows]`, or `f32[batch, heads, ceil(rows / 128)]` of blocks of 128 rows.
     pub scales: u64,
     /// Heads.
     pub heads: u32,
@@ -43,15 +42,18 @@ pub struct RoundRowsParams {
 pub struct RoundValuesParams {
     /// The values, `[batch, heads, keys, dim]`; [aligned](TensorRef::is_aligned).
     pub values: TensorRef,
-    /// Device address of the moments of each part of the keys, `f32[batch, heads, parts, 3, dim]`: sums, least and largest numbers.
+    /// Device address of the moments of each part of the keys, `[batch, heads, parts, 4, dim]` words: sums, least and largest
+    /// numbers, and the number of the first key that is not finite.
     pub moments: u64,
     /// Device address of the rounded values, e4m3 `[batch, heads, dim, keys16]`: [transposed](crate::layout::fp8::transposed_key).
     /// `keys16` is `keys` rounded up to a multiple of 16, with zeros behind them.
     pub rounded: u64,
-    /// Device address of scales and means: see [`Fp8Params::columns`].
+    /// Device address of [scales and means](Fp8Params::columns).
     pub columns: u64,
-    /// Device address of the [blocks](Fp8Params::key_blocks) of keys, whose second words are written.
-    pub key_blocks: u64,
+    /// Device address of the [first keys](Fp8Params::wrong_keys) that are not finite.
+    pub wrong_keys: u64,
+    /// Device address of [whether there are some](Fp8Params::has_wrong).
+    pub has_wrong: u64,
     /// Heads.
     pub heads: u32,
     /// Keys of a head.
@@ -83,16 +85,24 @@ pub struct Fp8Params {
     pub forward: ForwardParams,
     /// Device address of the scales of q, `f32[batch, heads, seqlen_q]`.
     pub q_scales: u64,
-    /// Device address of blocks of 128 keys, `[batch, kv_heads, blocks]`, two words each: the scale of k, `f32`, and whether v has an
-    /// infinity or a NaN, 1 or 0.
-    pub key_blocks: u64,
-    /// Device address of the columns of v, `[batch, kv_heads, dim_v]`, two `f32` each: the scale, and the mean, which is taken out of
-    /// v.
+    /// Device address of the scales of blocks of 128 keys, `f32[batch, kv_heads, blocks]`.
+    pub key_scales: u64,
+    /// Device address of the columns of v, `f32[batch, kv_heads, dim_v, 2]`: the scale, and the mean that is taken out of v.
     pub columns: u64,
+    /// Device address of the first key of each column that is not finite, `u32[batch, kv_heads, dim_v]`; [`NO_KEY`](Self::NO_KEY) if there
+    /// is none.
+    pub wrong_keys: u64,
+    /// Device address of whether a head has such a key, 1 or 0, `u32[batch, kv_heads]`.
+    pub has_wrong: u64,
     /// A counter: see [`Sm90Params::counter`](super::Sm90Params::counter).
     pub counter: u64,
     /// Tiles.
     pub tiles: u32,
     /// Blocks of 128 keys of a head.
     pub blocks: u32,
+}
+
+impl Fp8Params {
+    /// The number of no key: behind all.
+    pub const NO_KEY: u32 = i32::MAX as u32;
 }

@@ -150,10 +150,10 @@ impl Spec for Auxiliary {
             // With 8 blocks on a multiprocessor the partial results that it loads ahead spill.
             Auxiliary::Combine(_) => Launch::new(Self::WARPS, 7, 0),
             Auxiliary::Pack => Launch::new(Self::WARPS, 8, 16 * 32 * Self::WARPS),
-            Auxiliary::RoundRows(_) => Launch::new(Self::ROUND_WARPS, 4, 4 * Self::ROUND_WARPS),
-            // Three numbers of 8 columns a thread.
+            Auxiliary::RoundRows(_) => Launch::new(Self::ROUND_WARPS, 2, 4 * Self::ROUND_WARPS),
+            // Four words of 8 columns a thread.
             Auxiliary::Moments(_) => {
-                Launch::new(Self::ROUND_WARPS, 4, 3 * 8 * 4 * 32 * Self::ROUND_WARPS)
+                Launch::new(Self::ROUND_WARPS, 4, 4 * 8 * 4 * 32 * Self::ROUND_WARPS)
             }
             // Mean and scale of 256 columns, a tile of 128 keys with a word more for each, and a word a warp.
             Auxiliary::RoundValues(_) => Launch::new(

@@ -81,7 +81,7 @@ pub const fn transposed_key(key: u32) -> u32 {
 /// Slots for the 64 rows of Q of each warpgroup, K and V of each stage, barriers, and what belongs to slots and stages.
 ///
 /// ```text
-/// Q | K, V of stage 0 | K, V of stage 1 | ... | barriers | jobs | key blocks
+/// Q | K, V of stage 0 | K, V of stage 1 | ... | barriers | jobs | scales of keys
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fp8Memory {
@@ -166,18 +166,18 @@ impl Fp8Memory {
         self.full(self.stages) + 16 * slot
     }
 
-    /// The two words of a stage's [block of keys](crate::abi::Fp8Params::key_blocks).
+    /// The scale of a stage's keys.
     #[must_use]
     #[inline(always)]
-    pub const fn key_block(&self, stage: u32) -> u32 {
-        self.job(self.slots) + 8 * stage
+    pub const fn key_scale(&self, stage: u32) -> u32 {
+        self.job(self.slots) + 4 * stage
     }
 
     /// Bytes of all.
     #[must_use]
     #[inline(always)]
     pub const fn bytes(&self) -> u32 {
-        self.key_block(self.stages) - self.base
+        self.key_scale(self.stages) - self.base
     }
 
     #[inline(always)]

@@ -70,9 +70,9 @@ impl Reference<'_> {
     /// The row's keys.
     fn fp8_terms(&self, query: &Query, exact: &Row) -> Terms {
         let scale = f64::from(self.p.scale).abs();
-        let scores = self.scores(query, self.products(query), |x| x);
+        let scores = self.scores(query);
         let highest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-        let terms = query.keys.iter().zip(&scores).map(|(&key, &score)| {
+        let terms = query.keys.iter().zip(scores).map(|(&key, &score)| {
             let key = self.keys.slice(s![key, ..]);
             let slices = query.q.axis_chunks_iter(Axis(0), SLICE);
             let slices = slices.zip(key.axis_chunks_iter(Axis(0), SLICE));

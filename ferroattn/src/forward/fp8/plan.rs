@@ -20,8 +20,10 @@ struct Rounded {
     /// Transposed.
     v: TensorRef,
     q_scales: u64,
-    key_blocks: u64,
+    key_scales: u64,
     columns: u64,
+    wrong_keys: u64,
+    has_wrong: u64,
 }
 
 impl Draft {
@@ -65,8 +67,10 @@ impl Draft {
         self.steps.places = places.iter().map(|place| place + inner).collect();
         self.steps.places.extend([
             offset_of!(Fp8Params, q_scales),
-            offset_of!(Fp8Params, key_blocks),
+            offset_of!(Fp8Params, key_scales),
             offset_of!(Fp8Params, columns),
+            offset_of!(Fp8Params, wrong_keys),
+            offset_of!(Fp8Params, has_wrong),
         ]);
         let mut params = Fp8Params {
             forward: ForwardParams {
@@ -75,8 +79,10 @@ impl Draft {
                 ..forward
             },
             q_scales: rounded.q_scales,
-            key_blocks: rounded.key_blocks,
+            key_scales: rounded.key_scales,
             columns: rounded.columns,
+            wrong_keys: rounded.wrong_keys,
+            has_wrong: rounded.has_wrong,
             tiles,
             blocks: (problem.seqlen_kv as u32).div_ceil(FP8_BLOCK),
             ..Fp8Params::default()
@@ -111,9 +117,9 @@ impl Draft {
             .steps
             .reserve([q_heads, p.seqlen_q, size_of::<f32>()])?;
         let k = self.steps.reserve([kv_heads, p.seqlen_kv, row_bytes])?;
-        let blocks = self
+        let scales = self
             .steps
-            .reserve([kv_heads, key_blocks, 2 * size_of::<f32>()])?;
+            .reserve([kv_heads, key_blocks, size_of::<f32>()])?;
         let of_q = RoundRowsParams {
             rows: self.params.q,
             rounded: q,
@@ -128,7 +134,7 @@ impl Draft {
         let of_k = RoundRowsParams {
             rows: self.params.k,
             rounded: k,
-            scales: blocks,
+            scales,
             heads: p.kv_heads as u32,
             row_count: p.seqlen_kv as u32,
             most_log2: KEYS_LOG2,
@@ -159,15 +165,16 @@ impl Draft {
 
         let keys = p.seqlen_kv.next_multiple_of(16);
         let [parts, part_keys] = parts_of(p.seqlen_kv as u32);
-        let moments = [kv_heads, 3 * parts as usize * p.dim_v, size_of::<f32>()];
+        let moments = [kv_heads, 4 * parts as usize * p.dim_v, size_of::<f32>()];
         let values = RoundValuesParams {
             values: self.params.v,
             rounded: self.steps.reserve([kv_heads, p.dim_v, keys])?,
             columns: self
                 .steps
                 .reserve([kv_heads, p.dim_v, 2 * size_of::<f32>()])?,
+            wrong_keys: self.steps.reserve([kv_heads, p.dim_v, size_of::<u32>()])?,
+            has_wrong: self.steps.reserve([kv_heads, 1, size_of::<u32>()])?,
             moments: self.steps.reserve(moments)?,
-            key_blocks: blocks,
             heads: p.kv_heads as u32,
             keys: p.seqlen_kv as u32,
             dim: p.dim_v as u32,
@@ -178,8 +185,9 @@ impl Draft {
         let places = [
             offset_of!(RoundValuesParams, rounded),
             offset_of!(RoundValuesParams, columns),
+            offset_of!(RoundValuesParams, wrong_keys),
+            offset_of!(RoundValuesParams, has_wrong),
             offset_of!(RoundValuesParams, moments),
-            offset_of!(RoundValuesParams, key_blocks),
         ];
         for (kernel, of_head) in [
             (Auxiliary::Moments(dtype), parts as usize),
@@ -195,8 +203,10 @@ impl Draft {
             k: rows_of(k, p.kv_heads, p.seqlen_kv, row_bytes),
             v: rows_of(values.rounded, p.kv_heads, p.dim_v, keys),
             q_scales,
-            key_blocks: blocks,
+            key_scales: scales,
             columns: values.columns,
+            wrong_keys: values.wrong_keys,
+            has_wrong: values.has_wrong,
         })
     }
 

@@ -11,12 +11,13 @@ pub use host::HostOptions;
 
 use super::{Sequence, has_far_scale};
 use crate::forward::Problem;
+use crate::forward::reference::elements;
 use crate::tensor::{Dtype, RawTensor};
 use bias::HeadBias;
 use custom::HeadCustom;
 use kernels::abi::NEAR_SOFTCAP;
 use mask::HeadMask;
-use ndarray::{ArrayView1, ArrayView2, ArrayViewMut2, Axis, CowArray, Ix2, s};
+use ndarray::{Array2, ArrayView1, ArrayView2, ArrayViewMut2, CowArray, Ix2, s};
 use rectangles::{Rectangle, rectangles};
 use sequences::HeadSequences;
 use std::f64::consts::LOG2_E;
@@ -252,7 +253,7 @@ pub(crate) fn bounded(score: f64) -> f64 {
     }
 }
 
-/// The rows of ascending numbers: a part of the tensor, or a copy if it has gaps.
+/// The rows of ascending numbers of a row-major tensor: a part of it, or a copy if it has gaps.
 pub(crate) fn rows_of<'a>(
     tensor: ArrayView2<'a, f64>,
     numbers: &[usize],
@@ -260,7 +261,13 @@ pub(crate) fn rows_of<'a>(
     match *numbers {
         [] => tensor.slice_move(s![..0, ..]).into(),
         [first, .., last] if last - first + 1 > numbers.len() => {
-            tensor.select(Axis(0), numbers).into()
+            let mut rows = Vec::with_capacity(numbers.len() * tensor.ncols());
+            for number in numbers {
+                rows.extend_from_slice(elements(&tensor.row(*number)));
+            }
+            let shape = (numbers.len(), tensor.ncols());
+            let rows = Array2::from_shape_vec(shape, rows);
+            rows.expect("as many elements").into()
         }
         [first, ..] => tensor
             .slice_move(s![first..first + numbers.len(), ..])

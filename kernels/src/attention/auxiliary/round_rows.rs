@@ -5,7 +5,7 @@
 
 use crate::abi::{FP8_BLOCK, RoundRowsParams};
 use crate::layout::element::{self, CHUNK};
-use crate::layout::fp8::{inverse_of, row_lanes, scale_of};
+use crate::layout::fp8::{ROUND_THREADS, inverse_of, row_lanes, scale_of};
 use crate::ptx::convert::e4m3;
 use crate::ptx::{barrier, global, math, shared, shuffle, special};
 use crate::tile::Element;
@@ -17,72 +17,81 @@ use crate::tile::Element;
 /// rows and scales that do not overlap them.
 #[inline(always)]
 pub unsafe fn round_rows<E: Element, const W: u32>(params: &RoundRowsParams) {
+    const { assert!(32 * W == ROUND_THREADS) }
+    // SAFETY: the caller's promise.
+    unsafe {
+        match row_lanes(params.dim) {
+            8 => round_block::<E, W, 4>(params),
+            16 => round_block::<E, W, 8>(params),
+            _ => round_block::<E, W, 16>(params),
+        }
+    }
+}
+
+/// Rounds the block's rows, of which each thread has eight elements of `TURNS` rows. All are on their way at once.
+///
+/// # Safety
+/// The conditions of [`round_rows`]; a row has two lanes for each turn.
+#[inline(always)]
+unsafe fn round_block<E: Element, const W: u32, const TURNS: usize>(params: &RoundRowsParams) {
     let tiles = params.row_count.div_ceil(FP8_BLOCK);
     let (head, tile) = (special::block() / tiles, special::block() % tiles);
     // SAFETY: the launch has this many threads a block.
     let thread = unsafe { special::thread(32 * W) };
-    let lanes = row_lanes(params.dim);
+    let lanes = 2 * TURNS as u32;
     let (lane, step) = (thread % lanes, 32 * W / lanes);
-    let first = tile * FP8_BLOCK + thread / lanes;
-    // Of the rows from `first` on, the one that a thread has in turn `i`.
-    let load = |i: u32| {
-        let (row, column) = (first + step * i, CHUNK * lane);
-        let exists = row < params.row_count && column < params.dim;
-        // SAFETY: an element of the rows.
-        exists.then(|| unsafe { load::<E>(at(params, head, row, column)) })
-    };
-    let turns = FP8_BLOCK / step;
+    let (first, column) = (tile * FP8_BLOCK + thread / lanes, CHUNK * lane);
+    let mut pairs = [[0; 4]; TURNS];
+    for i in 0..TURNS {
+        let row = first + step * i as u32;
+        if row < params.row_count && column < params.dim {
+            // SAFETY: an element of the rows.
+            pairs[i] = unsafe { global::load_u32x4(at(params, head, row, column)) };
+        }
+    }
     // SAFETY: all threads of the block make the same calls; one thread alone writes a number.
     unsafe {
         let mut largest = 0.0_f32;
         if params.shares != 0 {
-            for i in 0..turns {
-                largest = largest.max(load(i).map_or(0.0, largest_of));
+            for i in 0..TURNS {
+                largest = largest.max(largest_of(widen::<E>(pairs[i])));
             }
             largest = of_block::<W>(largest, thread);
             if thread == 0 {
                 let place = u64::from(head) * u64::from(tiles) + u64::from(tile);
-                global::store_f32(
-                    params.scales + 8 * place,
-                    scale_of(largest, params.most_log2),
-                );
+                let scale = scale_of(largest, params.most_log2);
+                global::store_f32(params.scales + 4 * place, scale);
             }
         }
-        for i in 0..turns {
-            let numbers = load(i);
+        for i in 0..TURNS {
+            let numbers = widen::<E>(pairs[i]);
             if params.shares == 0 {
-                largest = of_row(numbers.map_or(0.0, largest_of), lanes);
+                largest = of_row(largest_of(numbers), lanes);
             }
             let scale = scale_of(largest, params.most_log2);
-            let row = first + step * i;
+            let row = first + step * i as u32;
             let place = u64::from(head) * u64::from(params.row_count) + u64::from(row);
             if params.shares == 0 && lane == 0 && row < params.row_count {
                 global::store_f32(params.scales + 4 * place, scale);
             }
             let row_bytes = params.dim.next_multiple_of(16);
-            if row < params.row_count && CHUNK * lane < row_bytes {
+            if row < params.row_count && column < row_bytes {
                 let inverse = inverse_of(scale);
                 let factor = if params.negates != 0 {
                     -inverse
                 } else {
                     inverse
                 };
-                let numbers = numbers.unwrap_or([0.0; 8]);
-                let place = place * u64::from(row_bytes) + u64::from(CHUNK * lane);
+                let place = place * u64::from(row_bytes) + u64::from(column);
                 global::store_u32x2(params.rounded + place, rounded(numbers, factor));
             }
         }
     }
 }
 
-/// Eight elements.
-///
-/// # Safety
-/// They are readable; `address` is a multiple of 16.
+/// Eight elements as f32.
 #[inline(always)]
-pub unsafe fn load<E: Element>(address: u64) -> [f32; 8] {
-    // SAFETY: the caller's promise.
-    let pairs = unsafe { global::load_u32x4(address) };
+pub fn widen<E: Element>(pairs: [u32; 4]) -> [f32; 8] {
     let mut numbers = [0.0; 8];
     for i in 0..8 {
         numbers[i] = E::widen((pairs[i / 2] >> (16 * (i % 2))) as u16);

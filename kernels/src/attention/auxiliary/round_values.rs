@@ -1,15 +1,15 @@
 //! Values, less the mean of each column, rounded to e4m3 and transposed.
 //!
 //! The first kernel finds the moments of parts of the keys: sums, least and largest numbers of each column. In the second one a block
-//! takes 128 keys of a head. It makes mean and scale of each column, always in one order. Infinities and NaN become NaN, and count for
-//! neither.
+//! takes 128 keys of a head. It makes mean and scale of each column, always in one order. Infinities and NaN become 0, and count for
+//! neither; each column has the number of its first one.
 
-use super::round_rows::{is_finite, load};
-use crate::abi::{FP8_BLOCK, RoundValuesParams};
+use super::round_rows::{is_finite, widen};
+use crate::abi::{FP8_BLOCK, Fp8Params, RoundValuesParams};
 use crate::layout::element::{self, CHUNK};
 use crate::layout::fp8::{VALUES_LOG2, inverse_of, row_lanes, scale_of};
 use crate::ptx::convert::e4m3;
-use crate::ptx::{barrier, global, math, shared, special, vote};
+use crate::ptx::{barrier, global, shared, special, vote};
 use crate::tile::Element;
 
 /// Columns that a block has room for.
@@ -17,6 +17,9 @@ const COLUMNS: u32 = 256;
 
 /// Words of a column of a tile, of which one keeps columns in banks of their own.
 const TILE_WORDS: u32 = FP8_BLOCK / 4 + 1;
+
+/// Loads of a thread that are on their way at once.
+const AT_ONCE: usize = 4;
 
 /// Finds the moments of the block's part of the keys, with `W` warps.
 ///
@@ -32,48 +35,58 @@ pub unsafe fn moments<E: Element, const W: u32>(params: &RoundValuesParams) {
     let thread = unsafe { special::thread(32 * W) };
     let lanes = row_lanes(params.dim);
     let (lane, rows) = (thread % lanes, 32 * W / lanes);
-    let (mut sums, mut least, mut most) =
-        ([0.0_f32; 8], [f32::INFINITY; 8], [f32::NEG_INFINITY; 8]);
+    let mut found = [Moments::NONE; 8];
     let end = params.keys.min((part + 1) * params.part_keys);
-    let mut key = part * params.part_keys + thread / lanes;
-    while key < end && CHUNK * lane < params.dim {
-        // SAFETY: elements of the values.
-        let numbers = unsafe { load::<E>(at(params, head, key, CHUNK * lane)) };
-        for i in 0..8 {
-            let x = numbers[i];
-            if is_finite(x) {
-                sums[i] += x;
-                least[i] = least[i].min(x);
-                most[i] = most[i].max(x);
+    let mut first = part * params.part_keys + thread / lanes;
+    while first < end && CHUNK * lane < params.dim {
+        let mut pairs = [[0; 4]; AT_ONCE];
+        for i in 0..AT_ONCE {
+            let key = first + rows * i as u32;
+            if key < end {
+                // SAFETY: elements of the values.
+                pairs[i] = unsafe { global::load_u32x4(at(params, head, key, CHUNK * lane)) };
             }
         }
-        key += rows;
+        for i in 0..AT_ONCE {
+            let key = first + rows * i as u32;
+            let numbers = widen::<E>(pairs[i]);
+            for column in 0..8 {
+                if key < end {
+                    found[column].take(numbers[column], key);
+                }
+            }
+        }
+        first += rows * AT_ONCE as u32;
     }
-    // Of each moment a row for each group of lanes, and a number for each column.
+    // Of each moment a row for each group of lanes, and a word for each column.
     let place = |moment: u32, row: u32, column: u32| {
         shared::base() + 4 * ((moment * rows + row) * CHUNK * lanes + column)
     };
-    // SAFETY: all threads of the block reach the barrier; one thread alone writes a number.
+    // SAFETY: all threads of the block reach the barrier; one thread alone writes a word.
     unsafe {
-        for (moment, numbers) in [sums, least, most].into_iter().enumerate() {
-            for i in 0..8 {
-                let column = CHUNK * lane + i as u32;
-                shared::store_f32(place(moment as u32, thread / lanes, column), numbers[i]);
+        for i in 0..8 {
+            let column = CHUNK * lane + i as u32;
+            let words = found[i].words();
+            for moment in 0..4 {
+                let to = place(moment as u32, thread / lanes, column);
+                shared::store_u32(to, words[moment]);
             }
         }
         barrier::block();
         if thread < params.dim {
             let mut found = Moments::NONE;
             for row in 0..rows {
-                let [sum, least, most] =
-                    [0, 1, 2].map(|moment| shared::load_f32(place(moment, row, thread)));
-                found = found.add(Moments { sum, least, most });
+                let words = [0, 1, 2, 3].map(|moment| shared::load_u32(place(moment, row, thread)));
+                found = found.add(Moments::of_words(words));
             }
             let to = moments_at(params, head, part, thread);
-            let next = 4 * u64::from(params.dim);
-            global::store_f32(to, found.sum);
-            global::store_f32(to + next, found.least);
-            global::store_f32(to + 2 * next, found.most);
+            let words = found.words();
+            for moment in 0..4 {
+                global::store_u32(
+                    to + 4 * moment as u64 * u64::from(params.dim),
+                    words[moment],
+                );
+            }
         }
     }
 }
@@ -82,7 +95,7 @@ pub unsafe fn moments<E: Element, const W: u32>(params: &RoundValuesParams) {
 ///
 /// # Safety
 /// Launched as [`RoundValuesParams`] and the kernel's row of the [catalog](crate::catalog) say, behind [`moments`], with readable values, and
-/// writable rounded values, columns and blocks of keys.
+/// writable rounded values and columns.
 #[inline(always)]
 pub unsafe fn round_values<E: Element, const W: u32>(params: &RoundValuesParams) {
     let tiles = params.keys.div_ceil(FP8_BLOCK);
@@ -92,51 +105,60 @@ pub unsafe fn round_values<E: Element, const W: u32>(params: &RoundValuesParams)
     let of_column = |column: u32| shared::base() + 8 * column;
     let word_at =
         |column: u32, word: u32| shared::base() + 8 * COLUMNS + 4 * (column * TILE_WORDS + word);
-    let guard_at = |warp: u32| word_at(COLUMNS, 0) + 4 * warp;
+    let flag_of = |warp: u32| word_at(COLUMNS, warp);
+    let source = Unit {
+        lanes: row_lanes(params.dim),
+        head,
+        first: tile * FP8_BLOCK,
+    };
     // SAFETY: all threads of the block reach the barriers; one thread alone writes a number.
     unsafe {
+        // On their way while the columns are read.
+        let mut pairs = source.load(params, thread);
+        let mut is_wrong = false;
         if thread < params.dim {
-            let (mean, scale) = column(params, head, thread);
-            shared::store_f32(of_column(thread), mean);
-            shared::store_f32(of_column(thread) + 4, inverse_of(scale));
+            let column = Column::of(params, head, thread);
+            is_wrong = column.wrong != Fp8Params::NO_KEY;
+            shared::store_f32(of_column(thread), column.mean);
+            shared::store_f32(of_column(thread) + 4, inverse_of(column.scale));
             if tile == 0 {
                 let place = u64::from(head) * u64::from(params.dim) + u64::from(thread);
-                global::store_f32x2(params.columns + 8 * place, [scale, mean]);
+                global::store_f32x2(params.columns + 8 * place, [column.scale, column.mean]);
+                global::store_u32(params.wrong_keys + 4 * place, column.wrong);
             }
+        }
+        let is_wrong = vote::any(is_wrong);
+        if thread.is_multiple_of(32) {
+            shared::store_u32(flag_of(thread / 32), u32::from(is_wrong));
         }
         barrier::block();
-        let lanes = row_lanes(params.dim);
-        let mut guards = false;
+        if tile == 0 && thread == 0 {
+            let mut flags = 0;
+            for warp in 0..W {
+                flags |= shared::load_u32(flag_of(warp));
+            }
+            global::store_u32(params.has_wrong + 4 * u64::from(head), flags);
+        }
         let mut unit = thread;
-        // Four keys, which are neighbours in a row, and eight columns.
-        while unit < lanes * FP8_BLOCK / 4 {
-            let (first, word) = (CHUNK * (unit % lanes), unit / lanes);
-            if first < params.dim {
-                let key = word / 4 * 16 + 2 * (word % 4);
-                let keys = [key, key + 1, key + 8, key + 9];
-                let numbers = keys.map(|key| {
-                    let key = tile * FP8_BLOCK + key;
-                    (key < params.keys).then(|| load::<E>(at(params, head, key, first)))
-                });
-                for i in 0..8 {
-                    let column = first + i as u32;
+        while unit < source.count() {
+            let next = source.load(params, unit + 32 * W);
+            let (first, word) = source.place(unit);
+            let numbers = pairs.map(widen::<E>);
+            for i in 0..8 {
+                let column = first + i as u32;
+                if column < params.dim {
                     let [mean, inverse] = shared::load_f32x2(of_column(column));
-                    let [a, b, c, d] = numbers.map(|numbers| match numbers {
-                        Some(numbers) => {
-                            let x = numbers[i];
-                            math::fma(x - mean, inverse, x - x)
-                        }
-                        None => 0.0,
-                    });
-                    guards |= !(is_finite(a) & is_finite(b) & is_finite(c) & is_finite(d));
-                    shared::store_u32(word_at(column, word), e4m3(a, b, c, d));
+                    let of = |numbers: [f32; 8]| match is_finite(numbers[i]) {
+                        true => (numbers[i] - mean) * inverse,
+                        false => 0.0,
+                    };
+                    let [a, b, c, d] = numbers;
+                    let four = e4m3(of(a), of(b), of(c), of(d));
+                    shared::store_u32(word_at(column, word), four);
                 }
             }
+            pairs = next;
             unit += 32 * W;
-        }
-        let guards = vote::any(guards);
-        if thread.is_multiple_of(32) {
-            shared::store_u32(guard_at(thread / 32), u32::from(guards));
         }
         barrier::block();
         let keys = params.keys.next_multiple_of(16);
@@ -150,14 +172,47 @@ pub unsafe fn round_values<E: Element, const W: u32>(params: &RoundValuesParams)
             }
             column += W;
         }
-        if thread == 0 {
-            let mut guards = 0;
-            for warp in 0..W {
-                guards |= shared::load_u32(guard_at(warp));
+    }
+}
+
+/// Units of a tile of 128 keys: four keys that are neighbours in a row of the rounded values, and eight columns.
+struct Unit {
+    /// Lanes of a row.
+    lanes: u32,
+    head: u32,
+    /// The first key.
+    first: u32,
+}
+
+impl Unit {
+    /// How many there are.
+    #[inline(always)]
+    fn count(&self) -> u32 {
+        self.lanes * FP8_BLOCK / 4
+    }
+
+    /// The first column of a unit, and the word of its keys in a column of the tile.
+    #[inline(always)]
+    fn place(&self, unit: u32) -> (u32, u32) {
+        (CHUNK * (unit % self.lanes), unit / self.lanes)
+    }
+
+    /// The elements of a unit, of each key eight; zeros behind the last key.
+    ///
+    /// # Safety
+    /// The values are readable.
+    #[inline(always)]
+    unsafe fn load(&self, params: &RoundValuesParams, unit: u32) -> [[u32; 4]; 4] {
+        let (column, word) = self.place(unit);
+        let key = word / 4 * 16 + 2 * (word % 4);
+        [key, key + 1, key + 8, key + 9].map(|key| {
+            let key = self.first + key;
+            match unit < self.count() && key < params.keys && column < params.dim {
+                // SAFETY: elements of the values.
+                true => unsafe { global::load_u32x4(at(params, self.head, key, column)) },
+                false => [0; 4],
             }
-            let block = u64::from(head) * u64::from(tiles) + u64::from(tile);
-            global::store_u32(params.key_blocks + 8 * block + 4, guards);
-        }
+        })
     }
 }
 
@@ -167,6 +222,8 @@ struct Moments {
     sum: f32,
     least: f32,
     most: f32,
+    /// The number of the first key that is not finite.
+    wrong: u32,
 }
 
 impl Moments {
@@ -174,7 +231,20 @@ impl Moments {
         sum: 0.0,
         least: f32::INFINITY,
         most: f32::NEG_INFINITY,
+        wrong: Fp8Params::NO_KEY,
     };
+
+    /// Takes in the number of a key.
+    #[inline(always)]
+    fn take(&mut self, x: f32, key: u32) {
+        if is_finite(x) {
+            self.sum += x;
+            self.least = self.least.min(x);
+            self.most = self.most.max(x);
+        } else {
+            self.wrong = self.wrong.min(key);
+        }
+    }
 
     /// The moments of these numbers and others.
     #[inline(always)]
@@ -183,40 +253,77 @@ impl Moments {
             sum: self.sum + other.sum,
             least: self.least.min(other.least),
             most: self.most.max(other.most),
+            wrong: self.wrong.min(other.wrong),
+        }
+    }
+
+    #[inline(always)]
+    fn words(self) -> [u32; 4] {
+        let [sum, least, most] = [self.sum, self.least, self.most].map(f32::to_bits);
+        [sum, least, most, self.wrong]
+    }
+
+    #[inline(always)]
+    fn of_words([sum, least, most, wrong]: [u32; 4]) -> Self {
+        let [sum, least, most] = [sum, least, most].map(f32::from_bits);
+        Moments {
+            sum,
+            least,
+            most,
+            wrong,
         }
     }
 }
 
-/// Mean and scale of a column: 0 stands for a mean that f32 does not hold.
-///
-/// # Safety
-/// The moments are readable.
-#[inline(always)]
-unsafe fn column(params: &RoundValuesParams, head: u32, column: u32) -> (f32, f32) {
-    let mut found = Moments::NONE;
-    for part in 0..params.parts {
-        let from = moments_at(params, head, part, column);
-        let next = 4 * u64::from(params.dim);
-        // SAFETY: the caller's promise.
-        found = found.add(unsafe {
-            Moments {
-                sum: global::load_f32(from),
-                least: global::load_f32(from + next),
-                most: global::load_f32(from + 2 * next),
+/// What a column has.
+struct Column {
+    /// 0 if f32 does not hold it.
+    mean: f32,
+    scale: f32,
+    /// The number of the first key that is not finite.
+    wrong: u32,
+}
+
+impl Column {
+    /// The column of all parts.
+    ///
+    /// # Safety
+    /// The moments are readable.
+    #[inline(always)]
+    unsafe fn of(params: &RoundValuesParams, head: u32, column: u32) -> Self {
+        let mut found = Moments::NONE;
+        let mut part = 0;
+        while part < params.parts {
+            let words = [0, 1, 2, 3].map(|i| {
+                // The last part once more, which is not added.
+                let from = moments_at(params, head, (part + i).min(params.parts - 1), column);
+                let next = 4 * u64::from(params.dim);
+                // SAFETY: the caller's promise.
+                [0, 1, 2, 3].map(|moment| unsafe { global::load_u32(from + moment * next) })
+            });
+            for i in 0..4 {
+                if part + (i as u32) < params.parts {
+                    found = found.add(Moments::of_words(words[i]));
+                }
             }
-        });
+            part += 4;
+        }
+        let mean = found.sum / params.keys as f32;
+        let mean = if is_finite(mean) { mean } else { 0.0 };
+        let spread = (found.most - mean).max(mean - found.least).max(0.0);
+        Column {
+            mean,
+            scale: scale_of(spread.min(f32::MAX), VALUES_LOG2),
+            wrong: found.wrong,
+        }
     }
-    let mean = found.sum / params.keys as f32;
-    let mean = if is_finite(mean) { mean } else { 0.0 };
-    let spread = (found.most - mean).max(mean - found.least).max(0.0);
-    (mean, scale_of(spread.min(f32::MAX), VALUES_LOG2))
 }
 
 /// Address of the first moment of a part's column.
 #[inline(always)]
 fn moments_at(params: &RoundValuesParams, head: u32, part: u32, column: u32) -> u64 {
     let part = u64::from(head) * u64::from(params.parts) + u64::from(part);
-    params.moments + 4 * (3 * part * u64::from(params.dim) + u64::from(column))
+    params.moments + 4 * (4 * part * u64::from(params.dim) + u64::from(column))
 }
 
 /// Address of an element of the values.

@@ -2,7 +2,7 @@
 
 use super::ROWS;
 use super::softmax::Softmax;
-use super::step::{Consumer, Edge, First, Rows, Whole};
+use super::step::{Consumer, Edge, First, Rows, Start, Whole};
 use super::store::store;
 use crate::abi::Fp8Params;
 use crate::attention::forward::sm90::job::{Job, Part};
@@ -11,8 +11,7 @@ use crate::attention::forward::sm90::tile::Tile;
 use crate::attention::options::score::Score;
 use crate::attention::workload::heads::Heads;
 use crate::layout::fp8::Fp8Memory;
-use crate::layout::{element, fragment};
-use crate::ptx::{global, ldmatrix, mbarrier, special};
+use crate::ptx::{global, mbarrier, special};
 use crate::tile::fp8::{Scores, Sums};
 use crate::tile::registers::{again, opaque};
 use crate::tile::{Accumulator, HalfAccumulator, Operand, Ring};
@@ -60,7 +59,7 @@ pub unsafe fn consume<
         while job.split != Job::NONE.split {
             let slot = q.stage();
             consumer.slot = slot;
-            consumer.q = load_q::<K, QT>(memory, slot);
+            consumer.load_q();
             // Not held over the tiles.
             let warpgroup = q.0 % K::WARPGROUPS;
             let part = Part::<K>::new(params, job, warpgroup * ROWS);
@@ -84,15 +83,22 @@ pub unsafe fn consume<
                         j -= 1;
                         rows.step::<Edge, _, _, _>(&mut consumer, &tile, j);
                     }
+                    let has_late = Rows::<OT, NT, PT>::IS_LATE && j > runs.whole();
+                    if has_late {
+                        j -= 1;
+                        rows.step::<Start, _, _, _>(&mut consumer, &tile, j);
+                    }
                     while j > runs.whole() {
                         j -= 1;
                         rows.step::<Whole, _, _, _>(&mut consumer, &tile, j);
+                    }
+                    if has_late {
+                        rows.finish(&mut consumer);
                     }
                     if !runs.has_other_edge(j) {
                         break;
                     }
                 }
-                rows.finish(&mut consumer);
             }
             job = again(|| Job::load(memory.job(slot)));
             mbarrier::arrive(memory.q_full(slot) + 8);
@@ -122,21 +128,4 @@ unsafe fn factors<K: Kernel>(launch: &Fp8Params, part: &Part<K>, score: K::Score
         // SAFETY: q has a scale for each row.
         score.scale().log2 * unsafe { global::load_f32(launch.q_scales + place) }
     })
-}
-
-/// The warp's rows of Q, as many slices of 32 columns as stay in registers.
-///
-/// # Safety
-/// Every lane of the warp makes the same call, with Q landed.
-#[inline(always)]
-unsafe fn load_q<K: Kernel, const QT: usize>(memory: Fp8Memory, slot: u32) -> [Operand; QT] {
-    let q = memory.q(slot);
-    let (row, chunk) = fragment::ldmatrix_rows_first(special::lane());
-    let mut operands = [Operand::ZERO; QT];
-    for qt in 0..QT {
-        let column = element::K * qt as u32 + element::CHUNK * chunk;
-        // SAFETY: the caller's promise; the addresses lie in the tile.
-        operands[qt] = Operand(unsafe { ldmatrix::x4(q.chunk(K::warp_row() + row, column)) });
-    }
-    operands
 }

@@ -9,8 +9,8 @@
 //! O += P V      in f32; V is transposed, its keys in the order of P's registers
 //! ```
 //!
-//! Where O leaves room, a warpgroup waits for each product, and others fill the tensor cores meanwhile. Where O takes half of the
-//! registers there are two warpgroups, and `P V` of a block runs during the softmax of the next one.
+//! Where O leaves room, a warpgroup waits for each product, and the other two fill the tensor cores meanwhile. Where O takes half of the
+//! registers there are two warpgroups, and `P V` of a whole block runs during the softmax of the next one.
 //!
 //! # Scales
 //! A row of q has a scale, a block of 128 keys has one, and so has a column of v. All are powers of two: an f16 factor of S then has
@@ -19,6 +19,9 @@
 //!
 //! The tensor cores cut the sums of e4m3 towards zero (measured: 3.5e-4 of O for each 32 keys, if V has one sign). So the mean of each
 //! column is taken out of V before it is rounded, and added to O.
+//!
+//! Rounded values have 0 in the place of an infinity or a NaN, so that rows which do not see such a key are right. At the end a row has
+//! NaN in the columns where it sees one: each column has the number of its first such key.
 //!
 //! # Budget
 //! Of a multiprocessor, for a step of 192 rows and 128 keys at D = 128:

@@ -39,11 +39,11 @@ pub unsafe fn produce<K: Kernel, const NQ: u32, const S: u32>(
                 warpgroup = opaque(warpgroup + 1);
             }
             let seen = part.blocks(K::BR);
-            let key_blocks = key_blocks(params, &part);
+            let key_scales = key_scales(params, &part);
             let mut j = seen.end;
             while j > seen.start {
                 j = opaque(j - 1);
-                producer.load_keys::<K, S>(place, j * K::BC, &part, key_blocks);
+                producer.load_keys::<K, S>(place, j * K::BC, &part, key_scales);
                 place = place.next();
             }
             tile = next_tile(params.counter, params.tiles, tile);
@@ -61,11 +61,11 @@ pub unsafe fn produce<K: Kernel, const NQ: u32, const S: u32>(
     }
 }
 
-/// Address of the blocks of keys of the part's head.
+/// Address of the scales of the keys of the part's head.
 #[inline(always)]
-fn key_blocks<K: Kernel>(params: &Fp8Params, part: &Part<K>) -> u64 {
+fn key_scales<K: Kernel>(params: &Fp8Params, part: &Part<K>) -> u64 {
     let head = kv_head_index(params, part);
-    params.key_blocks + 8 * u64::from(head) * u64::from(params.blocks)
+    params.key_scales + 4 * u64::from(head) * u64::from(params.blocks)
 }
 
 /// The number of the part's key/value head among those of all batch entries.
@@ -138,25 +138,24 @@ impl Producer {
         }
     }
 
-    /// K and V of the block from `key` on, and the words of its block of keys.
+    /// K and V of the block from `key` on, and the scale of its keys.
     #[inline(always)]
     unsafe fn load_keys<K: Kernel, const S: u32>(
         &self,
         place: Ring<S>,
         key: u32,
         part: &Part<K>,
-        key_blocks: u64,
+        key_scales: u64,
     ) {
         let (memory, stage) = (self.memory, place.stage());
         let full = memory.full(stage);
         let (head, entry) = (part.work.heads.kv_head(), part.work.sequence.batch);
-        // SAFETY: the caller's promise. One lane writes the words, before another one may arrive.
+        // SAFETY: the caller's promise. One lane writes the scale, before another one may arrive.
         unsafe {
-            let [scale, guard] = global::load_u32x2(key_blocks + 8 * u64::from(key / FP8_BLOCK));
+            let scale = global::load_f32(key_scales + 4 * u64::from(key / FP8_BLOCK));
             place.acquire(full);
             if special::lane() == 0 {
-                shared::store_u32(memory.key_block(stage), scale);
-                shared::store_u32(memory.key_block(stage) + 4, guard);
+                shared::store_f32(memory.key_scale(stage), scale);
             }
             barrier::warp();
             mbarrier::arrive_expect_once(full, memory.stage_bytes());

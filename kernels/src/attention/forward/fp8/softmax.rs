@@ -84,38 +84,37 @@ impl Softmax {
         }
     }
 
-    /// [`take`](Self::take) in place: scores become probabilities in f16, for [`to_operands`]. So maxima are compared before.
+    /// [`take`](Self::take) of maxima that are not exact, in place: scores become probabilities in f16, for [`to_operands`]. So maxima are
+    /// compared before.
     ///
     /// # Safety
     /// Every lane of the warp makes the same call.
     #[inline(always)]
-    pub unsafe fn take_in_place<const EXACT: bool, const NT: usize>(
+    pub unsafe fn take_in_place<const NT: usize>(
         &mut self,
         s: &mut [HalfAccumulator; NT],
         scale: f32,
     ) -> Option<[f32; 2]> {
         let factors = self.factors(scale);
+        let mut serves = true;
+        for r in 0..2 {
+            let [low, high] = half::widen(largest_of(s, r));
+            let largest = math::fma(low.max(high), factors[r], -self.reference[r]);
+            serves &= self.is_near(factors, r) & (largest <= MOST_LOG2);
+        }
         // SAFETY: the caller's promise.
         unsafe {
-            if !EXACT {
-                let mut serves = true;
-                for r in 0..2 {
-                    let [low, high] = half::widen(largest_of(s, r));
-                    let largest = math::fma(low.max(high), factors[r], -self.reference[r]);
-                    serves &= self.is_near(factors, r) & (largest <= MOST_LOG2);
-                }
-                if !vote::any(!serves) {
-                    let sums = self.attempt(s, factors, |mut tile, _, r, e| {
-                        (tile.0[r], tile.0[2 + r]) = (e[0], e[1]);
-                        tile
-                    });
-                    self.add(sums);
-                    return None;
-                }
+            if vote::any(!serves) {
                 cold_path();
+                return Some(self.update(s, factors));
             }
-            Some(self.update(s, factors))
         }
+        let sums = self.attempt(s, factors, |mut tile, _, r, e| {
+            (tile.0[r], tile.0[2 + r]) = (e[0], e[1]);
+            tile
+        });
+        self.add(sums);
+        None
     }
 
     /// The factors of the rows' scores with keys of this scale.

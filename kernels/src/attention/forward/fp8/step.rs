@@ -5,7 +5,8 @@ use crate::attention::forward::sm90::kernel::Kernel;
 use crate::attention::forward::sm90::tile::Tile;
 use crate::attention::options::mask::Interval;
 use crate::layout::fp8::Fp8Memory;
-use crate::ptx::{barrier, shared, special};
+use crate::layout::{element, fragment};
+use crate::ptx::{barrier, ldmatrix, shared, special};
 use crate::tile::fp8::{self, Scores, Sums};
 use crate::tile::registers::opaque;
 use crate::tile::whole::scale_rows;
@@ -19,28 +20,32 @@ pub trait Block {
     const IS_FIRST: bool;
     /// Whether every row sees the whole block.
     const IS_WHOLE: bool;
+    /// Whether `O += P V` of the block before is left to issue, where products are late.
+    const HAS_LATE: bool;
 }
 
-/// The first block, at the edge.
-pub struct First;
-/// A block at the edge.
-pub struct Edge;
-/// A whole block.
-pub struct Whole;
+macro_rules! blocks {
+    ($($(#[$doc:meta])* $name:ident = $first:literal $whole:literal $late:literal;)*) => {$(
+        $(#[$doc])*
+        pub struct $name;
 
-impl Block for First {
-    const IS_FIRST: bool = true;
-    const IS_WHOLE: bool = false;
+        impl Block for $name {
+            const IS_FIRST: bool = $first;
+            const IS_WHOLE: bool = $whole;
+            const HAS_LATE: bool = $late;
+        }
+    )*};
 }
 
-impl Block for Edge {
-    const IS_FIRST: bool = false;
-    const IS_WHOLE: bool = false;
-}
-
-impl Block for Whole {
-    const IS_FIRST: bool = false;
-    const IS_WHOLE: bool = true;
+blocks! {
+    /// The first block, at the edge.
+    First = true false false;
+    /// A block at the edge.
+    Edge = false false false;
+    /// The first whole block behind others.
+    Start = false true false;
+    /// A whole block behind another.
+    Whole = false true true;
 }
 
 /// A warpgroup's way through the stages, and Q.
@@ -71,9 +76,9 @@ where
     [HalfAccumulator; NT]: Scores,
     [Accumulator; OT]: Sums,
 {
-    /// Whether `P V` of a block runs during the softmax of the next one: where O takes half of the registers, two warpgroups
+    /// Whether `P V` of a whole block runs during the softmax of the next one: where O takes half of the registers, two warpgroups
     /// do not fill the tensor cores otherwise.
-    const OVERLAPS: bool = OT > 8;
+    pub const IS_LATE: bool = OT > 8;
 
     /// Line 5: before the first block.
     #[inline(always)]
@@ -86,7 +91,7 @@ where
         }
     }
 
-    /// Lines 8 to 10 for block `j`; where products overlap, line 10 is late by a block.
+    /// Lines 8 to 10 for block `j`; of a whole one, line 10 may be [late](Self::IS_LATE) by a block.
     ///
     /// # Safety
     /// All lanes of the warpgroup make the same calls, in the order of the blocks; the barriers are initialised, and the producer
@@ -100,39 +105,33 @@ where
     ) {
         let block = consumer.block;
         let before = Ring(block.0.wrapping_sub(1));
-        let has_before = Self::OVERLAPS && !B::IS_FIRST;
+        let is_late = Self::IS_LATE && B::IS_WHOLE;
+        let has_late = Self::IS_LATE && B::HAS_LATE;
         // SAFETY: the caller's promise.
         unsafe {
-            // 8. S = Q K^T
+            // 8. S = Q K^T; 10. O += P V of the block before, if it is late
             consumer.issue_scores(&mut self.s);
-            if has_before {
+            if has_late {
                 consumer.issue_product(before, &mut self.o, &self.p);
                 wgmma::wait::<1>();
             } else {
                 wgmma::wait::<0>();
             }
             fp8::pin(&mut self.s);
-            let scale = shared::load_f32(consumer.memory.key_block(block.stage()));
-            if !B::IS_WHOLE {
-                let (lane, keys) = (special::lane(), tile.keys(j, true));
-                for nt in 0..NT {
-                    let keys = keys.map(|keys| keys.counted_from(16 * nt as i32));
-                    self.s[nt].mask_columns(lane, keys);
-                }
-            }
+            let scale = shared::load_f32(consumer.memory.key_scale(block.stage()));
 
-            // 9. P = exp(S - m); 10. O = diag(exp(m_before - m)) O + P V
-            if Self::OVERLAPS {
-                let factors = match B::IS_WHOLE {
-                    true => self.softmax.take_in_place::<false, NT>(&mut self.s, scale),
-                    false => self.softmax.take_in_place::<true, NT>(&mut self.s, scale),
-                };
-                if !B::IS_FIRST {
+            // 9. P = exp(S - m); 10. O = diag(exp(m_before - m)) O
+            if is_late {
+                let factors = self.softmax.take_in_place(&mut self.s, scale);
+                if has_late {
                     consumer.settle(before, &mut self.o);
-                    self.scale_o(factors);
                 }
+                self.scale_o(factors);
                 self.p = to_operands(&self.s);
             } else {
+                if !B::IS_WHOLE {
+                    self.mask(tile.keys(j, true));
+                }
                 let (p, factors) = match B::IS_WHOLE {
                     true => self.softmax.take::<false, NT, PT>(&mut self.s, scale),
                     false => self.softmax.take::<true, NT, PT>(&mut self.s, scale),
@@ -141,10 +140,24 @@ where
                     self.scale_o(factors);
                 }
                 self.p = p;
+            }
+
+            // 10. O += P V
+            if !is_late {
                 consumer.issue_product(block, &mut self.o, &self.p);
                 consumer.settle(block, &mut self.o);
             }
             consumer.block = block.next();
+        }
+    }
+
+    /// Puts -inf in the place of scores that two rows of a lane, which see these keys of the block, do not see.
+    #[inline(always)]
+    fn mask(&mut self, keys: [impl Interval; 2]) {
+        let lane = special::lane();
+        for nt in 0..NT {
+            let keys = keys.map(|keys| keys.counted_from(16 * nt as i32));
+            self.s[nt].mask_columns(lane, keys);
         }
     }
 
@@ -157,7 +170,7 @@ where
         }
     }
 
-    /// Line 10 of the last block, where products overlap.
+    /// Line 10 of the last of several whole blocks, which is late.
     ///
     /// # Safety
     /// The conditions of [`step`](Self::step).
@@ -166,19 +179,32 @@ where
         &mut self,
         consumer: &mut Consumer<K, QT, S>,
     ) {
-        if Self::OVERLAPS {
-            let last = Ring(consumer.block.0.wrapping_sub(1));
-            // SAFETY: the caller's promise.
-            unsafe {
-                consumer.issue_product(last, &mut self.o, &self.p);
-                consumer.settle(last, &mut self.o);
-            }
+        let last = Ring(consumer.block.0.wrapping_sub(1));
+        // SAFETY: the caller's promise.
+        unsafe {
+            consumer.issue_product(last, &mut self.o, &self.p);
+            consumer.settle(last, &mut self.o);
         }
     }
 }
 
 /// The functions share their conditions: those of [`Rows::step`].
 impl<K: Kernel, const QT: usize, const S: u32> Consumer<K, QT, S> {
+    /// Takes the warp's rows of Q to registers, if they stay there.
+    ///
+    /// # Safety
+    /// Every lane of the warp makes the same call, with Q landed.
+    #[inline(always)]
+    pub unsafe fn load_q(&mut self) {
+        let q = self.memory.q(self.slot);
+        let (row, chunk) = fragment::ldmatrix_rows_first(special::lane());
+        for qt in 0..QT {
+            let column = element::K * qt as u32 + element::CHUNK * chunk;
+            // SAFETY: the caller's promise; the addresses lie in the tile.
+            self.q[qt] = Operand(unsafe { ldmatrix::x4(q.chunk(K::warp_row() + row, column)) });
+        }
+    }
+
     /// Passes a block by that the warpgroup does not see.
     ///
     /// # Safety
@@ -250,7 +276,7 @@ impl<K: Kernel, const QT: usize, const S: u32> Consumer<K, QT, S> {
         unsafe {
             wgmma::wait::<0>();
             wgmma::pin(o);
-            // All lanes have read the words of the block.
+            // All lanes have read the block's scale.
             barrier::warp();
             block.release(self.memory.full(block.stage()));
         }

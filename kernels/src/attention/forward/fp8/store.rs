@@ -6,14 +6,18 @@ use crate::abi::Fp8Params;
 use crate::attention::forward::sm90::job::{Job, Part};
 use crate::attention::forward::sm90::kernel::Kernel;
 use crate::attention::forward::sm90::store::store_rows;
+use crate::attention::options::mask::{Interval, Mask};
 use crate::attention::options::score::Score;
 use crate::attention::workload::heads::Heads;
 use crate::attention::{self, Total};
-use crate::ptx::{global, math, shuffle, special};
+use crate::layout::fragment;
+use crate::ptx::{global, math, shuffle, special, vote};
 use crate::tile::Accumulator;
-use crate::tile::registers::again;
+use crate::tile::registers::{again, fence};
+use crate::tile::whole::map_rows;
+use core::hint::cold_path;
 
-/// Lines 12 to 15 for the warp's 16 rows: V has its scale and its mean again.
+/// Lines 12 to 15 for the warp's 16 rows: V has its scale and its mean again, and rows that see a key which is not finite have NaN.
 ///
 /// # Safety
 /// The conditions of [`fp8`](super::fp8); every lane of the warp makes the same call, after its last product.
@@ -27,7 +31,8 @@ pub unsafe fn store<K: Kernel, const OT: usize>(
     let params = &launch.forward;
     let part = again(|| Part::<K>::new(params, job, K::tile_row()));
     let lane = special::lane();
-    let columns = 8 * u64::from(kv_head_index(launch, &part)) * u64::from(params.dim);
+    let head = u64::from(kv_head_index(launch, &part));
+    let columns = head * u64::from(params.dim);
     // SAFETY: the caller's promise.
     unsafe {
         let totals = softmax
@@ -38,8 +43,8 @@ pub unsafe fn store<K: Kernel, const OT: usize>(
                 let column = 16 * dt as u32 + 8 * half as u32 + 2 * (lane % 4);
                 let mut two = [0.0; 4];
                 if column < params.dim {
-                    let address = launch.columns + columns + 8 * u64::from(column);
-                    two = global::load_f32x4(address);
+                    let column = columns + u64::from(column);
+                    two = global::load_f32x4(launch.columns + 8 * column);
                 }
                 for i in 0..4 {
                     let (scale, mean) = (two[2 * (i % 2)], two[2 * (i % 2) + 1]);
@@ -59,5 +64,37 @@ pub unsafe fn store<K: Kernel, const OT: usize>(
         }
         let place = [part.first, 0];
         store_rows::<K::Element, K::Score, _, OT>(params, &part.work, place, lane, o, &sums);
+    }
+}
+
+/// Puts NaN into those of so many columns of O where a row sees a key that is not finite; `wrong_keys` has the first one of each column.
+///
+/// # Safety
+/// The numbers are readable, and every lane of the warp makes the same call.
+#[inline(always)]
+unsafe fn spoil<K: Kernel, const OT: usize>(
+    wrong_keys: u64,
+    columns: u32,
+    part: &Part<K>,
+    o: &mut [Accumulator; OT],
+) {
+    let [ends] = map_rows::<_, 1>(|row| {
+        let row = (part.first + row as i32).max(0) as u32;
+        part.mask.keys(part.work.query(row)).end()
+    });
+    let lane = special::lane();
+    for dt in 0..OT {
+        // SAFETY: the caller's promise. Else the assembler reads all columns ahead.
+        unsafe { fence() }
+        for i in 0..8 {
+            let column = 16 * dt as u32 + fragment::accumulator(lane, i as u32).1;
+            if column < columns {
+                // SAFETY: the caller's promise.
+                let wrong = unsafe { global::load_u32(wrong_keys + 4 * u64::from(column)) };
+                if (wrong as i32) < ends[i / 2 % 2] {
+                    o[dt].0[i] = f32::NAN;
+                }
+            }
+        }
     }
 }

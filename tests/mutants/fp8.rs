@@ -1,0 +1,190 @@
+//! The kernels for FP8: what rounds q, k and v, their scales and their layouts, and the main loop.
+
+use super::change::{remove, zero};
+use super::{
+    Mutant, Run,
+    Which::{All, Last, Nth},
+};
+use crate::fp8::{hidden, in_fp8, steep};
+use ferroattn::Dtype;
+use kernels::abi::Switches;
+use tests::Case;
+
+const MAIN: &str = "fp8_f16_d128";
+const CAUSAL: &str = "fp8_f16_d64_causal";
+/// With a product that is late.
+const LATE: &str = "fp8_f16_d256";
+const ROWS: &str = "round_rows_f16";
+const MOMENTS: &str = "moments_f16";
+const VALUES: &str = "round_values_f16";
+
+pub const MUTANTS: &[Mutant] = &[
+    Mutant {
+        what: "keys of P in another order than those of V",
+        kernel: MAIN,
+        pattern: "cvt.rn.satfinite.e4m3x2.f16x2",
+        which: All,
+        change: |line| line.replace("{lo, hi}; }", "{hi, lo}; }"),
+    },
+    Mutant {
+        what: "a slice of Q left out",
+        kernel: MAIN,
+        pattern: "k32.f16.e4m3.e4m3",
+        which: Last,
+        change: remove,
+    },
+    Mutant {
+        what: "a slice of P left out",
+        kernel: MAIN,
+        pattern: "k32.f32.e4m3.e4m3",
+        which: Last,
+        change: remove,
+    },
+    Mutant {
+        what: "Q of the first slice for another",
+        kernel: MAIN,
+        pattern: "ldmatrix",
+        which: Nth(1),
+        change: remove,
+    },
+    Mutant {
+        what: "the scale of keys left out",
+        kernel: MAIN,
+        pattern: "ld.shared.f32",
+        which: All,
+        change: |line| zero(line).replace(" 0;", " 0x3f800000;"),
+    },
+    Mutant {
+        what: "scores read before they are there",
+        kernel: MAIN,
+        pattern: "wgmma.wait_group",
+        which: Nth(4),
+        change: remove,
+    },
+    Mutant {
+        what: "no wgmma.fence before P V",
+        kernel: MAIN,
+        pattern: "wgmma.fence",
+        which: Nth(5),
+        change: remove,
+    },
+    Mutant {
+        what: "a stage released while lanes read the scale",
+        kernel: MAIN,
+        pattern: "bar.warp.sync",
+        which: All,
+        change: remove,
+    },
+    Mutant {
+        what: "old maxima for all scores",
+        kernel: MAIN,
+        pattern: "vote.sync.any",
+        which: Nth(0),
+        change: |line| line.replace("1, 0, any", "0, 0, any"),
+    },
+    Mutant {
+        what: "a late product released before it is done",
+        kernel: LATE,
+        pattern: "wgmma.wait_group.sync.aligned 0",
+        which: Nth(5),
+        change: |line| line.replace("aligned 0", "aligned 1"),
+    },
+    Mutant {
+        what: "old maxima for all scores, compared before",
+        kernel: LATE,
+        pattern: "vote.sync.any",
+        which: All,
+        change: |line| line.replace("1, 0, any", "0, 0, any"),
+    },
+    Mutant {
+        what: "numbers that are not finite left out",
+        kernel: CAUSAL,
+        pattern: "vote.sync.any",
+        which: All,
+        change: |line| line.replace("1, 0, any", "0, 0, any"),
+    },
+    Mutant {
+        what: "the scale of the first row for all",
+        kernel: ROWS,
+        pattern: "shfl.sync.bfly",
+        which: All,
+        change: zero,
+    },
+    Mutant {
+        what: "maxima of warps read before they are there",
+        kernel: ROWS,
+        pattern: "bar.sync",
+        which: All,
+        change: remove,
+    },
+    Mutant {
+        what: "pairs of numbers in another order",
+        kernel: ROWS,
+        pattern: "cvt.rn.satfinite.e4m3x2.f32",
+        which: All,
+        change: |line| line.replace("{lo, hi}; }", "{hi, lo}; }"),
+    },
+    Mutant {
+        what: "sums of columns read before they are there",
+        kernel: MOMENTS,
+        pattern: "bar.sync",
+        which: All,
+        change: remove,
+    },
+    Mutant {
+        what: "columns read before they are there",
+        kernel: VALUES,
+        pattern: "bar.sync",
+        which: Nth(0),
+        change: remove,
+    },
+    Mutant {
+        what: "a tile stored before it is there",
+        kernel: VALUES,
+        pattern: "bar.sync",
+        which: Last,
+        change: remove,
+    },
+    Mutant {
+        what: "keys of V in another order",
+        kernel: VALUES,
+        pattern: "cvt.rn.satfinite.e4m3x2.f32",
+        which: All,
+        change: |line| line.replace("{lo, hi}; }", "{hi, lo}; }"),
+    },
+];
+
+/// The runs that show faults of a kernel; none for other kernels.
+pub fn runs(kernel: &str) -> Option<(Vec<Run>, Switches)> {
+    let case = |dim, causal| {
+        in_fp8(Case {
+            dtype: Dtype::F16,
+            batch: 1,
+            heads: 2,
+            kv_heads: 1,
+            seqlen_q: 200,
+            seqlen_kv: 400,
+            dim,
+            causal,
+            ..Case::default()
+        })
+    };
+    let of_case = |case: Case| -> Run { Box::new(move |device| case.check(device).map(drop)) };
+    let runs: Vec<Run> = match kernel {
+        MAIN => vec![
+            of_case(case(128, false)),
+            Box::new(move |device| steep(device, &case(128, false))),
+        ],
+        LATE => vec![
+            of_case(case(256, false)),
+            Box::new(move |device| steep(device, &case(256, false))),
+        ],
+        CAUSAL => vec![
+            of_case(case(64, true)),
+            Box::new(move |device| hidden(device, &case(64, true))),
+        ],
+        ROWS | MOMENTS | VALUES => vec![of_case(case(128, false))],
+        _ => return None,
+    };
+    Some((runs, Switches::NONE))
+}
