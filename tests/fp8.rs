@@ -2,8 +2,8 @@
 
 use crate::repeats::repeat;
 use crate::special_values;
-use ferroattn::{Class, Device, Dtype, Element, Problem, Rounded, f16};
-use ndarray::{Array4, Axis, s};
+use ferroattn::{Class, Device, Dtype, Problem, Rounded, f16};
+use ndarray::{Array1, Array2, Array4, Axis, s};
 use proptest::prelude::*;
 use tests::strategy::{cases, check_some, few};
 use tests::{Case, Inputs, Outcome, PASSED, Test};
@@ -42,7 +42,9 @@ pub fn tests() -> Vec<Test> {
             )
         }),
     ];
+    // An infinite key is NaN in e4m3.
     let special = special_values::all().into_iter();
+    let special = special.filter(|(name, _)| name != "every_score_minus_infinity");
     of_kernels.extend(
         special.map(|(name, special)| Test::new(name, move |device| special(device, &variants))),
     );
@@ -221,6 +223,7 @@ fn in_f64(problem: &Problem, inputs: &Inputs, rounds: bool) -> Array4<f64> {
     let [q, k, v] = [q, k, v].map(|x| x.mapv(f64::from));
     let scores = q.dot(&k.t()) * f64::from(problem.scale);
     let means = means.slice(s![0, 0, ..]).mapv(f64::from);
+    let centred: Array2<f64> = &v - &means;
     let mut o = Array4::zeros(problem.o_shape());
     for (row, scores) in scores.outer_iter().enumerate() {
         let most = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
@@ -232,8 +235,8 @@ fn in_f64(problem: &Problem, inputs: &Inputs, rounds: bool) -> Array4<f64> {
             }
             false => p,
         });
-        let sums = rounded.dot(&(&v - &means)) / p.sum() + &means;
-        o.slice_mut(s![0, 0, row, ..]).assign(&sums);
+        let sums: Array1<f64> = centred.t().dot(&rounded) / p.sum();
+        o.slice_mut(s![0, 0, row, ..]).assign(&(sums + &means));
     }
     o
 }

@@ -5,8 +5,8 @@ use crate::tensors::{ALIBI, BIAS, Bias, MASK, Mask, Pairs, SINKS, Tensors};
 use anyhow::ensure;
 use clap::ArgAction;
 use ferroattn::{
-    Attention, Device, Dtype, Problem, RawOptions, RawTensor, Result, Sequences, Tensor, Window,
-    alibi_slopes, random,
+    Attention, Device, Dtype, Fp8, Problem, RawOptions, RawTensor, Result, Sequences, Tensor,
+    Window, alibi_slopes, random,
 };
 use kernels::abi::MAX_SEQLEN;
 
@@ -56,6 +56,9 @@ pub struct Modifiers {
     /// Append the last ROWS keys and values of each entry of the batch before each call; times include it
     #[arg(long, value_name = "ROWS", value_parser = whole(1..=MAX_SEQLEN as usize))]
     pub append: Option<usize>,
+    /// FP8: round q, k and v to e4m3, and multiply these numbers. Results are compared with the exact ones of rounded inputs
+    #[arg(long)]
+    pub fp8: bool,
     /// Results of a query have the same bits beside any neighbours in the batch, and in any chunk of its sequence
     #[arg(long)]
     pub batch_invariant: bool,
@@ -78,6 +81,7 @@ impl Modifiers {
             ("--lengths", self.lengths.is_some()),
             ("--page", self.page.is_some()),
             ("--append", self.append.is_some()),
+            ("--fp8", self.fp8),
             ("--batch-invariant", self.batch_invariant),
             ("--split-keys", self.split_keys.is_some()),
         ];
@@ -88,6 +92,7 @@ impl Modifiers {
     /// The call with the options that are no tensors.
     pub fn set<'a>(&self, call: Attention<'a>) -> Attention<'a> {
         let mut call = call
+            .fp8(self.fp8.then(Fp8::new))
             .batch_invariant(self.batch_invariant)
             .split_keys(self.split_keys.unwrap_or(0));
         if let Some(Window { left, right }) = self.window {
@@ -175,6 +180,7 @@ impl Modifiers {
         planned.sequences = sequences.map(|sequences| sequences.map(numbers));
         let (_, table) = self.cache_shapes(problem);
         planned.pages = table.map(RawTensor::row_major);
+        planned.fp8 = self.fp8.then(Fp8::new);
         planned.batch_invariant = self.batch_invariant;
         planned.split_keys = self.split_keys.unwrap_or(0);
         planned

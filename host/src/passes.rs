@@ -52,6 +52,8 @@ struct AttentionCall {
     page: Option<usize>,
     /// Keys that the call appends to each entry of the batch.
     append: Option<usize>,
+    /// Whether it multiplies e4m3.
+    fp8: bool,
     /// Whether it is batch invariant.
     batch_invariant: bool,
     /// Keys of a split.
@@ -112,6 +114,9 @@ impl fmt::Display for AttentionCall {
         }
         if let Some(rows) = self.append {
             write!(f, ", {rows} appended")?;
+        }
+        if self.fp8 {
+            write!(f, ", in FP8")?;
         }
         if self.batch_invariant {
             write!(f, ", batch invariant")?;
@@ -417,6 +422,7 @@ impl Task<'_> {
             sequences: self.args.modifiers.sequences(&self.problem),
             page: self.args.modifiers.page,
             append: self.args.modifiers.append,
+            fp8: self.args.modifiers.fp8,
             batch_invariant: self.args.modifiers.batch_invariant,
             split_keys: self.args.modifiers.split_keys,
         }

@@ -118,13 +118,6 @@ pub const MUTANTS: &[Mutant] = &[
         change: remove,
     },
     Mutant {
-        what: "pairs of numbers in another order",
-        kernel: ROWS,
-        pattern: "cvt.rn.satfinite.e4m3x2.f32",
-        which: All,
-        change: |line| line.replace("{lo, hi}; }", "{hi, lo}; }"),
-    },
-    Mutant {
         what: "sums of columns read before they are there",
         kernel: MOMENTS,
         pattern: "bar.sync",

@@ -160,7 +160,7 @@ impl Expected {
         let [q, k, v] = [q, k, v].map(|tensor| tensor.as_slice().expect("row-major"));
         let of_rounded = Forward::<f32> {
             problem: forward.problem,
-            options: forward.options.clone(),
+            options: forward.options,
             q,
             k,
             v,

@@ -112,6 +112,27 @@ fn batch_invariant_calls_and_splits_of_so_many_keys() {
     }
 }
 
+#[test]
+fn fp8_is_compared_with_rounded_inputs() {
+    let sizes = "--heads 4 --kv-heads 2 --seqlen 70 --seqlen-kv 150 --dim 72 --fp8";
+    for (device, kernel) in [("cpu", "cpu"), ("emulator:sm_90", "fp8_bf16_d128_causal")] {
+        let line = format!(
+            "--json --device {device} --check full {sizes} --dtype bf16 --causal --iters 1 --warmup 0"
+        );
+        let finished = run_line(&line);
+        assert_eq!(finished.status, Some(0), "{line}: {}", finished.stderr);
+        let outcome = outcome(&finished.stdout);
+        assert_eq!(outcome["passed"], true, "{line}");
+        assert_eq!(outcome["fp8"], true, "{line}");
+        assert_eq!(outcome["kernel"], kernel, "{line}");
+    }
+    let line = format!("--device emulator {sizes}");
+    refused(&line, &run_line(&line), &["no kernel computes fp8"]);
+    let reason = "fp8 cannot be combined with window";
+    refuse(&format!("{sizes} --window 5,0"), &[reason]);
+    refuse(&format!("{sizes} --pass backward"), &["fp8"]);
+}
+
 /// Scores are 0: a row's lse counts the keys that it sees.
 #[test]
 fn sequences_have_the_lengths_of_the_list() {
@@ -457,6 +478,7 @@ fn bad_values_are_refused() {
         "--lengths 7",
         "--page 16",
         "--append 1",
+        "--fp8",
         "--batch-invariant",
         "--split-keys 64",
     ] {

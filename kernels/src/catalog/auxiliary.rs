@@ -138,7 +138,9 @@ impl Spec for Auxiliary {
     fn features(&self) -> &'static [Feature] {
         match self {
             Auxiliary::BulkCopy => &[Feature::BulkCopies],
-            Auxiliary::RoundRows(_) | Auxiliary::RoundValues(_) => &[Feature::Fp8],
+            Auxiliary::RoundRows(_) | Auxiliary::Moments(_) | Auxiliary::RoundValues(_) => {
+                &[Feature::Fp8]
+            }
             _ => &[],
         }
     }

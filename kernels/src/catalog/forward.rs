@@ -202,7 +202,15 @@ impl Spec for Forward {
 
     fn code(&self) -> Code {
         if !self.kind.mask.has_options() {
-            return Code::default();
+            return Code {
+                // Eight words once a tile, beside O of 256 columns.
+                most_spills: if self.is_fp8() && self.dim == 256 {
+                    64
+                } else {
+                    0
+                },
+                ..Code::default()
+            };
         }
         Code {
             products_of_masks: match self.is_hopper() {

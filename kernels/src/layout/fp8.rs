@@ -30,8 +30,8 @@ pub const ROUND_THREADS: u32 = 256;
 #[inline(always)]
 pub const fn row_lanes(dim: u32) -> u32 {
     match dim {
-        ..=64 => 8,
-        ..=128 => 16,
+        0..=64 => 8,
+        65..=128 => 16,
         _ => 32,
     }
 }

@@ -117,7 +117,10 @@ fn round_values(mut values: ArrayViewMut2<f32>, mut means: ArrayViewMut1<f32>) {
 
 /// A number divided by a scale, rounded, and multiplied; NaN if what it comes `from` is not finite.
 fn rounded(x: f32, from: f32, scale: f32) -> f32 {
-    nearest(x * inverse_of(scale) + (from - from)) * scale
+    match from.is_finite() {
+        true => nearest(x * inverse_of(scale)) * scale,
+        false => f32::NAN,
+    }
 }
 
 /// The sum, the least and the largest of a column's finite numbers, summed in the order of kernels.

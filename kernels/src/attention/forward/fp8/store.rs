@@ -35,6 +35,10 @@ pub unsafe fn store<K: Kernel, const OT: usize>(
     let columns = head * u64::from(params.dim);
     // SAFETY: the caller's promise.
     unsafe {
+        if vote::any(global::load_u32(launch.has_wrong + 4 * head) != 0) {
+            cold_path();
+            spoil(launch.wrong_keys + 4 * columns, params.dim, &part, &mut o);
+        }
         let totals = softmax
             .sum
             .map(|sum| shuffle::reduce::<4>(sum, |a, b| a + b));
