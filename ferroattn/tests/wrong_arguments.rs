@@ -6,11 +6,11 @@ use ferroattn::device::{Driver, Emulator, SharedMemory, Swizzle, TensorMap};
 use ferroattn::emulator::{Finding, FindingKind, Options, Tally};
 use ferroattn::internals::{Draft, Entry, MainKernel, Steps, has_map, ptx};
 use ferroattn::{
-    Attention, Class, Device, Dtype, Element, Error, Facts, Gemm, GemmProblem, Problem, RawAppend,
-    RawBackward, RawBias, RawCsrPages, RawForward, RawGemm, RawMask, RawMerge, RawMergeBackward,
-    RawOptions, RawPart, RawPrefix, RawRotary, RawTensor, Sequences, Tensor, TensorView, Window,
-    append_plan, backward, check, csr_pages_plan, f16, gemm, kernel, merge_backward_plan,
-    merge_plan, random,
+    Attention, Class, Device, Dtype, Element, Error, Facts, Fp8, Gemm, GemmProblem, Problem,
+    RawAppend, RawBackward, RawBias, RawCsrPages, RawForward, RawGemm, RawMask, RawMerge,
+    RawMergeBackward, RawOptions, RawPart, RawPrefix, RawRotary, RawTensor, Sequences, Tensor,
+    TensorView, Window, append_plan, backward, check, csr_pages_plan, f16, gemm, kernel,
+    merge_backward_plan, merge_plan, random,
 };
 use kernels::catalog::named;
 use proptest::prelude::*;
@@ -224,6 +224,9 @@ proptest! {
             true => call(&p, 0).split_keys(splits),
         };
         let attention = attention.batch_invariant(invariant).deterministic(!any_order);
+        // Often beside no other option, with which it does not go.
+        let fp8 = bits && !there.contains(&true);
+        let attention = attention.fp8(fp8.then(Fp8::new));
         let options = options(&p, there, bits, of_options);
         let [q, k, v, o, d_o, dq, dk, dv, rows] = changes;
         let (forward, backward) = (RawForward::row_major(&p), RawBackward::row_major(&p));

@@ -142,7 +142,7 @@ mod tests {
         assert_eq!(entries.sum::<usize>(), kernels.len());
         for module in &modules {
             // Full and causal; packed rows and options have one kernel for all masks.
-            let split = ["forward", "hopper", "backward_hopper"];
+            let split = ["forward", "hopper", "backward_hopper", "fp8"];
             let is_split = split.iter().any(|f| module.name.starts_with(f));
             let has_one = module.name.contains("packed") || module.name.contains("optional");
             let masks = if is_split && !has_one { 2 } else { 1 };

@@ -32,7 +32,7 @@ impl Draft {
     ///
     /// # Errors
     /// If there are more blocks than a launch can have, or the workspace overflows.
-    pub fn launch_fp8(&mut self, problem: &Problem, dim: u32, blocks: u32) -> Result<()> {
+    pub(crate) fn launch_fp8(&mut self, problem: &Problem, dim: u32, blocks: u32) -> Result<()> {
         /// Queries of a box; a warpgroup takes one box.
         const BOX_QUERIES: u32 = 64;
         let rounded = self.round(problem)?;

@@ -44,12 +44,17 @@ pub struct Rounded {
 
 impl Rounded {
     /// The inputs of a problem, rounded to e4m3 with the scales of kernels, bit for bit. Infinities and NaN are NaN.
+    ///
+    /// # Panics
+    /// If a tensor has another shape than the problem says.
     pub fn new<T: Element>(
         p: &Problem,
         q: ArrayView4<T>,
         k: ArrayView4<T>,
         v: ArrayView4<T>,
     ) -> Self {
+        let shapes = [q.shape(), k.shape(), v.shape()];
+        assert_eq!(shapes, [p.q_shape(), p.k_shape(), p.v_shape()], "shapes");
         let dim = p.dim as u32;
         let mut means = Array3::zeros((p.batch, p.kv_heads, p.dim_v));
         let [q, k, mut v] = [q, k, v].map(|tensor| tensor.mapv(T::to_f32));
