@@ -61,7 +61,7 @@ pub const MUTANTS: &[Mutant] = &[
         what: "a row of Q of another query",
         kernel: HOPPER,
         pattern: "shr.u64",
-        which: Nth(16),
+        which: Nth(17),
         change: always_first,
     },
     Mutant {
