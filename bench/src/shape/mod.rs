@@ -1,18 +1,18 @@
 //! The size of one attention call: on the command line, in a file of shapes, and in results.
 
-use crate::contender::{ANY_ORDER, Calls, Choice, on_ladder};
-use crate::run::Plan;
-use crate::subject::{Contenders, Subject, exists};
-use anyhow::Result;
-use clap::ValueEnum;
+mod kinds;
+mod names;
+mod subject;
+
 use ferroattn::{
-    Attention, Device, Error, Fp8, Problem, RawBackward, RawBias, RawForward, RawMask, RawOptions,
-    RawPrefix, RawTensor, Sequences, Window, bf16, f16, kernel,
+    Attention, Error, Fp8, Problem, RawBackward, RawBias, RawForward, RawMask, RawOptions,
+    RawPrefix, RawTensor, Sequences, Window,
 };
 use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
-use std::fmt;
 use std::num::NonZeroUsize;
+
+pub use kinds::{Dtype, Pass};
+pub use subject::BASELINE;
 
 /// One attention call. These are the names of options and of fields in files; what may be left out has a default,
 /// from which [`problem`](Shape::problem) makes the library's [`Problem`].
@@ -118,64 +118,6 @@ fn shows(every: NonZeroUsize, [row, key]: [usize; 2]) -> bool {
 
 fn is_off(option: &bool) -> bool {
     !option
-}
-
-/// The pass that a call computes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Pass {
-    /// o and lse of q, k and v
-    #[default]
-    Forward,
-    /// dq, dk and dv of a gradient of o
-    Backward,
-}
-
-impl fmt::Display for Pass {
-    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        f.write_str(match self {
-            Pass::Forward => "forward",
-            Pass::Backward => "backward",
-        })
-    }
-}
-
-impl Pass {
-    /// Whether it is the forward pass, which files need not name.
-    pub fn is_forward(&self) -> bool {
-        *self == Pass::Forward
-    }
-}
-
-/// An element type by name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Dtype {
-    /// IEEE binary16
-    F16,
-    /// bfloat16
-    Bf16,
-}
-
-impl From<Dtype> for kernels::catalog::Dtype {
-    fn from(dtype: Dtype) -> Self {
-        match dtype {
-            Dtype::F16 => Self::F16,
-            Dtype::Bf16 => Self::Bf16,
-        }
-    }
-}
-
-impl From<Dtype> for ferroattn::Dtype {
-    fn from(dtype: Dtype) -> Self {
-        kernels::catalog::Dtype::from(dtype).into()
-    }
-}
-
-impl fmt::Display for Dtype {
-    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        f.write_str(ferroattn::Dtype::from(*self).name())
-    }
 }
 
 impl Shape {
@@ -438,180 +380,5 @@ impl Shape {
             invariant: Some(split_keys),
             ..*self
         }
-    }
-
-    /// What names of its kernels end in.
-    pub fn end_of_names(&self) -> String {
-        match self.invariant {
-            None => String::new(),
-            Some(0) => ":batch-invariant".to_owned(),
-            Some(keys) => format!(":batch-invariant:split-keys={keys}"),
-        }
-    }
-
-    /// The names of the mask and of the options.
-    pub fn mask(&self) -> String {
-        let mut names = vec![if self.causal { "causal" } else { "full" }.to_owned()];
-        names.extend(self.window.map(|window| format!("window {window}")));
-        names.extend(self.softcap.map(|softcap| format!("softcap {softcap}")));
-        names.extend(self.alibi.then(|| "ALiBi".to_owned()));
-        names.extend(self.sinks.then(|| "sinks".to_owned()));
-        names.extend(self.bias.then(|| "bias".to_owned()));
-        let blocks = |every| format!("1/{every} of blocks");
-        names.extend(self.block_mask.map(blocks));
-        names.extend(self.sequences.map(|count| format!("{count} sequences")));
-        names.extend(self.uneven.then(|| "uneven".to_owned()));
-        names.extend(self.page.map(|keys| format!("pages of {keys}")));
-        names.extend(self.prefix.map(|keys| format!("prefix of {keys}")));
-        names.extend(self.values_in_keys.then(|| "values in keys".to_owned()));
-        names.extend(self.fp8.then(|| "fp8".to_owned()));
-        names.join(" ")
-    }
-
-    /// `D`, or `D/DV` if values have a head dim of their own.
-    pub fn dim_label(&self) -> String {
-        match self.dim_v() {
-            dim_v if dim_v == self.dim => dim_v.to_string(),
-            dim_v => format!("{}/{dim_v}", self.dim),
-        }
-    }
-
-    /// `H`, or `H/KV` if queries share heads.
-    pub fn heads_label(&self) -> String {
-        match self.kv_heads() {
-            kv_heads if kv_heads == self.heads => self.heads.to_string(),
-            kv_heads => format!("{}/{kv_heads}", self.heads),
-        }
-    }
-
-    /// `N`, or `N x M` if there are not as many keys as queries.
-    pub fn seqlen_label(&self) -> String {
-        match self.seqlen_kv() {
-            seqlen_kv if seqlen_kv == self.seqlen => self.seqlen.to_string(),
-            seqlen_kv => format!("{} x {seqlen_kv}", self.seqlen),
-        }
-    }
-}
-
-impl Subject for Shape {
-    const BASELINE: &str = BASELINE;
-    const RATIO: &str = "ratio to flash";
-    const COLUMNS: &[&str] = &["B", "H", "N", "D", "dtype", "mask"];
-    const NUMBERS: usize = 4;
-
-    fn peers(shapes: &[Self]) -> &'static str {
-        match shapes.iter().any(Shape::has_options) {
-            true => "options",
-            false => "attention",
-        }
-    }
-
-    fn cells(&self) -> Vec<String> {
-        vec![
-            self.batch.to_string(),
-            self.heads_label(),
-            self.seqlen_label(),
-            self.dim_label(),
-            self.dtype.to_string(),
-            self.mask(),
-        ]
-    }
-
-    fn bytes(&self) -> f64 {
-        let keys = match self.lengths() {
-            Some(lengths) => lengths.iter().map(|&length| length as usize).sum(),
-            None => self.prefix() + self.batch * self.own_keys(),
-        };
-        let both = self.dim + self.dim_v();
-        let of_key = if self.values_in_keys { self.dim } else { both };
-        let queries = self.batch * self.heads * self.seqlen;
-        // Forward q, k, v and o; backward also their gradients.
-        let tensors = if self.pass.is_forward() { 1 } else { 2 };
-        let elements = tensors * (queries * both + self.kv_heads() * keys * of_key);
-        let pairs = self.seqlen * self.seqlen_kv();
-        let bias = match (self.bias, self.pass) {
-            (false, _) => 0,
-            (true, Pass::Forward) => size_of::<u16>(),
-            (true, Pass::Backward) => size_of::<u16>() + size_of::<f32>(),
-        };
-        let mask = usize::from(self.block_mask.is_some());
-        (size_of::<u16>() * elements + (self.heads * bias + mask) * pairs) as f64
-    }
-
-    fn flops(&self) -> Result<f64> {
-        let flops = match self.pass {
-            Pass::Forward => Problem::flops,
-            Pass::Backward => Problem::backward_flops,
-        };
-        let all: f64 = self.problems()?.iter().map(flops).sum();
-        Ok(all * self.shown(&self.problem()?))
-    }
-
-    fn setup(&self) -> Result<Value> {
-        let mut setup = json!(self.problem()?);
-        setup["dtype"] = json!(self.dtype);
-        setup["pass"] = json!(self.pass);
-        setup["alibi"] = json!(self.alibi);
-        setup["sinks"] = json!(self.sinks);
-        setup["bias"] = json!(self.bias);
-        setup["block_mask"] = json!(self.block_mask);
-        setup["offsets"] = json!(self.offsets());
-        setup["lengths"] = json!(self.lengths());
-        setup["page"] = json!(self.page);
-        setup["prefix"] = json!(self.prefix);
-        setup["values_in_keys"] = json!(self.values_in_keys);
-        Ok(setup)
-    }
-
-    fn check_name(&self, name: &str) -> Result<()> {
-        let (dtype, problem) = (self.dtype.into(), self.problem()?);
-        let name = match self.pass {
-            Pass::Forward => name,
-            Pass::Backward => name.strip_suffix(ANY_ORDER).unwrap_or(name),
-        };
-        match on_ladder(name)? {
-            Some(_) => Ok(()),
-            None => exists(kernel::check(
-                None,
-                name,
-                dtype,
-                &problem,
-                &self.planned_options(),
-            )),
-        }
-    }
-
-    fn kernels(&self, choice: &Choice, device: &Device) -> Result<Vec<String>> {
-        choice.kernels(device, self)
-    }
-
-    fn contenders(&self, device: &Device, plan: &Plan) -> Result<Box<dyn Contenders>> {
-        Ok(match self.dtype {
-            Dtype::F16 => Box::new(Calls::<f16>::new(self, device, plan)?),
-            Dtype::Bf16 => Box::new(Calls::<bf16>::new(self, device, plan)?),
-        })
-    }
-}
-
-/// The peer that ratios compare with: FlashAttention-2.
-pub const BASELINE: &str = "SDPA flash";
-
-impl fmt::Display for Shape {
-    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        write!(
-            f,
-            "B {} H {} N {} D {} {} {}{}",
-            self.batch,
-            self.heads_label(),
-            self.seqlen_label(),
-            self.dim_label(),
-            self.dtype,
-            self.mask(),
-            if self.pass.is_forward() {
-                ""
-            } else {
-                " backward"
-            },
-        )
     }
 }

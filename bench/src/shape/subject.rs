@@ -1,0 +1,112 @@
+//! An attention call, measured: its row in a table, bytes and operations, and who computes it.
+
+use super::{Dtype, Pass, Shape};
+use crate::contender::{ANY_ORDER, Calls, Choice, on_ladder};
+use crate::run::Plan;
+use crate::subject::{Contenders, Subject, exists};
+use anyhow::Result;
+use ferroattn::{Device, Problem, bf16, f16, kernel};
+use serde_json::{Value, json};
+
+/// The peer that ratios compare with: FlashAttention-2.
+pub const BASELINE: &str = "SDPA flash";
+
+impl Subject for Shape {
+    const BASELINE: &str = BASELINE;
+    const RATIO: &str = "ratio to flash";
+    const COLUMNS: &[&str] = &["B", "H", "N", "D", "dtype", "mask"];
+    const NUMBERS: usize = 4;
+
+    fn peers(shapes: &[Self]) -> &'static str {
+        match shapes.iter().any(Shape::has_options) {
+            true => "options",
+            false => "attention",
+        }
+    }
+
+    fn cells(&self) -> Vec<String> {
+        vec![
+            self.batch.to_string(),
+            self.heads_label(),
+            self.seqlen_label(),
+            self.dim_label(),
+            self.dtype.to_string(),
+            self.mask(),
+        ]
+    }
+
+    fn bytes(&self) -> f64 {
+        let keys = match self.lengths() {
+            Some(lengths) => lengths.iter().map(|&length| length as usize).sum(),
+            None => self.prefix() + self.batch * self.own_keys(),
+        };
+        let both = self.dim + self.dim_v();
+        let of_key = if self.values_in_keys { self.dim } else { both };
+        let queries = self.batch * self.heads * self.seqlen;
+        // Forward q, k, v and o; backward also their gradients.
+        let tensors = if self.pass.is_forward() { 1 } else { 2 };
+        let elements = tensors * (queries * both + self.kv_heads() * keys * of_key);
+        let pairs = self.seqlen * self.seqlen_kv();
+        let bias = match (self.bias, self.pass) {
+            (false, _) => 0,
+            (true, Pass::Forward) => size_of::<u16>(),
+            (true, Pass::Backward) => size_of::<u16>() + size_of::<f32>(),
+        };
+        let mask = usize::from(self.block_mask.is_some());
+        (size_of::<u16>() * elements + (self.heads * bias + mask) * pairs) as f64
+    }
+
+    fn flops(&self) -> Result<f64> {
+        let flops = match self.pass {
+            Pass::Forward => Problem::flops,
+            Pass::Backward => Problem::backward_flops,
+        };
+        let all: f64 = self.problems()?.iter().map(flops).sum();
+        Ok(all * self.shown(&self.problem()?))
+    }
+
+    fn setup(&self) -> Result<Value> {
+        let mut setup = json!(self.problem()?);
+        setup["dtype"] = json!(self.dtype);
+        setup["pass"] = json!(self.pass);
+        setup["alibi"] = json!(self.alibi);
+        setup["sinks"] = json!(self.sinks);
+        setup["bias"] = json!(self.bias);
+        setup["block_mask"] = json!(self.block_mask);
+        setup["offsets"] = json!(self.offsets());
+        setup["lengths"] = json!(self.lengths());
+        setup["page"] = json!(self.page);
+        setup["prefix"] = json!(self.prefix);
+        setup["values_in_keys"] = json!(self.values_in_keys);
+        Ok(setup)
+    }
+
+    fn check_name(&self, name: &str) -> Result<()> {
+        let (dtype, problem) = (self.dtype.into(), self.problem()?);
+        let name = match self.pass {
+            Pass::Forward => name,
+            Pass::Backward => name.strip_suffix(ANY_ORDER).unwrap_or(name),
+        };
+        match on_ladder(name)? {
+            Some(_) => Ok(()),
+            None => exists(kernel::check(
+                None,
+                name,
+                dtype,
+                &problem,
+                &self.planned_options(),
+            )),
+        }
+    }
+
+    fn kernels(&self, choice: &Choice, device: &Device) -> Result<Vec<String>> {
+        choice.kernels(device, self)
+    }
+
+    fn contenders(&self, device: &Device, plan: &Plan) -> Result<Box<dyn Contenders>> {
+        Ok(match self.dtype {
+            Dtype::F16 => Box::new(Calls::<f16>::new(self, device, plan)?),
+            Dtype::Bf16 => Box::new(Calls::<bf16>::new(self, device, plan)?),
+        })
+    }
+}
