@@ -11,7 +11,7 @@ use std::path::Path;
 /// Tests that pass wrong arguments, `FILE::NAME` from the root of the workspace, and the functions that they call.
 const TESTED: &[(&str, &[&str])] = &[
     (
-        "ferroattn/tests/wrong_arguments.rs::plans",
+        "ferroattn/tests/wrong_arguments/plans.rs::plans",
         &[
             "Attention::plan",
             "Attention::backward_plan",
@@ -26,7 +26,7 @@ const TESTED: &[(&str, &[&str])] = &[
         ],
     ),
     (
-        "ferroattn/tests/wrong_arguments.rs::plans_of_matrices",
+        "ferroattn/tests/wrong_arguments/plans.rs::plans_of_matrices",
         &[
             "Gemm::plan",
             "Gemm::stages",
@@ -38,7 +38,7 @@ const TESTED: &[(&str, &[&str])] = &[
         ],
     ),
     (
-        "ferroattn/tests/wrong_arguments.rs::plans_of_merges",
+        "ferroattn/tests/wrong_arguments/plans.rs::plans_of_merges",
         &[
             "merge::call::merge_plan",
             "merge::backward::merge_backward_plan",
@@ -47,7 +47,7 @@ const TESTED: &[(&str, &[&str])] = &[
         ],
     ),
     (
-        "ferroattn/tests/wrong_arguments.rs::plans_of_appends",
+        "ferroattn/tests/wrong_arguments/plans.rs::plans_of_appends",
         &["append::raw::append_plan", "RawAppend::new"],
     ),
     (
@@ -60,7 +60,7 @@ const TESTED: &[(&str, &[&str])] = &[
         ],
     ),
     (
-        "ferroattn/tests/wrong_arguments.rs::plans_of_csr_pages",
+        "ferroattn/tests/wrong_arguments/plans.rs::plans_of_csr_pages",
         &["csr::raw::csr_pages_plan", "RawCsrPages::new"],
     ),
     (
@@ -82,7 +82,7 @@ const TESTED: &[(&str, &[&str])] = &[
         ],
     ),
     (
-        "ferroattn/tests/wrong_arguments.rs::problems_of_any_fields",
+        "ferroattn/tests/wrong_arguments/plans.rs::problems_of_any_fields",
         &[
             "Attention::host_options",
             "Problem::keys",
@@ -99,15 +99,15 @@ const TESTED: &[(&str, &[&str])] = &[
         ],
     ),
     (
-        "ferroattn/tests/wrong_arguments.rs::facts_alone",
+        "ferroattn/tests/wrong_arguments/plans.rs::facts_alone",
         &["Facts::class", "Facts::fits", "Facts::resident_blocks"],
     ),
     (
-        "ferroattn/tests/wrong_arguments.rs::devices_have_possible_facts",
+        "ferroattn/tests/wrong_arguments/devices.rs::devices_have_possible_facts",
         &["Device::with_driver", "Emulator::new"],
     ),
     (
-        "ferroattn/tests/wrong_arguments.rs::drafts_of_other_kernels",
+        "ferroattn/tests/wrong_arguments/devices.rs::drafts_of_other_kernels",
         &[
             "Draft::new",
             "Draft::launch",
@@ -119,7 +119,7 @@ const TESTED: &[(&str, &[&str])] = &[
         ],
     ),
     (
-        "ferroattn/tests/wrong_arguments.rs::drivers_take_any_arguments",
+        "ferroattn/tests/wrong_arguments/devices.rs::drivers_take_any_arguments",
         &["Driver::allocate", "Driver::load", "Driver::tensor_map"],
     ),
     (
@@ -127,7 +127,7 @@ const TESTED: &[(&str, &[&str])] = &[
         &["Steps::pack"],
     ),
     (
-        "ferroattn/tests/wrong_arguments.rs::plans_of_other_kernels_warm_nothing_up",
+        "ferroattn/tests/wrong_arguments/devices.rs::plans_of_other_kernels_warm_nothing_up",
         &[
             "Device::warm_up",
             "Entry::text",
@@ -139,7 +139,7 @@ const TESTED: &[(&str, &[&str])] = &[
         ],
     ),
     (
-        "ferroattn/tests/wrong_arguments.rs::other_texts_are_refused",
+        "ferroattn/tests/wrong_arguments/devices.rs::other_texts_are_refused",
         &["Emulator::with_ptx"],
     ),
     (
@@ -153,19 +153,19 @@ const TESTED: &[(&str, &[&str])] = &[
         ],
     ),
     (
-        "ferroattn/tests/wrong_arguments.rs::options_of_the_emulator_are_checked",
+        "ferroattn/tests/wrong_arguments/devices.rs::options_of_the_emulator_are_checked",
         &["Device::emulator", "Device::emulator_of"],
     ),
     (
-        "ferroattn/tests/wrong_arguments.rs::events_of_two_devices",
+        "ferroattn/tests/wrong_arguments/devices.rs::events_of_two_devices",
         &["Event::since"],
     ),
     (
-        "ferroattn/tests/wrong_arguments.rs::no_such_gpu",
+        "ferroattn/tests/wrong_arguments/devices.rs::no_such_gpu",
         &["Device::cuda", "CudaDriver::open"],
     ),
     (
-        "ferroattn/tests/wrong_arguments.rs::random_tensors_may_be_empty",
+        "ferroattn/tests/wrong_arguments/values.rs::random_tensors_may_be_empty",
         &[
             "ferroattn::random::bias",
             "ferroattn::random::mask",
@@ -174,7 +174,7 @@ const TESTED: &[(&str, &[&str])] = &[
         ],
     ),
     (
-        "ferroattn/tests/wrong_arguments.rs::samples_of_any_size",
+        "ferroattn/tests/wrong_arguments/values.rs::samples_of_any_size",
         &[
             "forward::check::sample_rows",
             "backward::check::sample_keys",
@@ -182,7 +182,7 @@ const TESTED: &[(&str, &[&str])] = &[
         ],
     ),
     (
-        "ferroattn/tests/wrong_arguments.rs::checks_of_other_sizes_panic",
+        "ferroattn/tests/wrong_arguments/values.rs::checks_of_other_sizes_panic",
         &[
             "forward::check::check",
             "backward::check::check",
@@ -194,15 +194,15 @@ const TESTED: &[(&str, &[&str])] = &[
         ],
     ),
     (
-        "ferroattn/tests/wrong_arguments.rs::slices_of_two_lengths_panic",
+        "ferroattn/tests/wrong_arguments/values.rs::slices_of_two_lengths_panic",
         &["Element::to_f32_slice", "Element::from_f32_slice"],
     ),
     (
-        "ferroattn/tests/wrong_arguments.rs::elements_without_bytes",
+        "ferroattn/tests/wrong_arguments/values.rs::elements_without_bytes",
         &["Device::upload", "TensorBase::zeros"],
     ),
     (
-        "ferroattn/tests/wrong_arguments.rs::counters_of_any_numbers",
+        "ferroattn/tests/wrong_arguments/values.rs::counters_of_any_numbers",
         &[
             "Tally::bank_conflicts",
             "Tally::extra_sectors",
