@@ -46,7 +46,7 @@ pub struct RoundValuesParams {
     /// numbers, and the number of the first key that is not finite.
     pub moments: u64,
     /// Device address of the rounded values, e4m3 `[batch, heads, dim, keys16]`: [transposed](crate::layout::fp8::transposed_key).
-    /// `keys16` is `keys` rounded up to a multiple of 16, with zeros behind them.
+    /// `keys16` is `keys` rounded up to a multiple of 16, with any finite numbers behind them, whose probabilities are 0.
     pub rounded: u64,
     /// Device address of [scales and means](Fp8Params::columns).
     pub columns: u64,

@@ -60,3 +60,20 @@ pub(super) fn memory(tile: &Tile, dim: u32) -> Fp8Memory {
     let slots = Roles::new(tile).q_slots;
     Fp8Memory::new(0, [slots, tile.keys, dim, tile.stages])
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Swizzles begin anew at multiples of 1024.
+    #[test]
+    fn tiles_begin_where_swizzles_do() {
+        for (dim, tile) in SM90 {
+            let memory = memory(tile, *dim);
+            for stage in 0..tile.stages {
+                assert!(memory.k(stage).base.is_multiple_of(1024), "{dim}");
+                assert!(memory.v(stage).base.is_multiple_of(1024), "{dim}");
+            }
+        }
+    }
+}

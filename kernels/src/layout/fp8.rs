@@ -256,21 +256,4 @@ mod tests {
             assert!(most <= 32768.0, "{dim}");
         }
     }
-
-    #[test]
-    fn blocks_fit_a_multiprocessor() {
-        for sizes in [
-            [3, 128, 64, 8],
-            [3, 128, 128, 4],
-            [2, 128, 256, 3],
-            [4, 64, 128, 6],
-        ] {
-            let memory = Fp8Memory::new(0, sizes);
-            assert!(memory.bytes() <= 232_448, "{}", memory.bytes());
-            for stage in 0..sizes[3] {
-                assert!(memory.k(stage).base.is_multiple_of(1024));
-                assert!(memory.v(stage).base.is_multiple_of(1024));
-            }
-        }
-    }
 }

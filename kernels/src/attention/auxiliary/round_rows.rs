@@ -3,7 +3,7 @@
 //! A block takes 128 rows of a head. Each row has a scale, or the block has one: a power of two, so that rounding to e4m3 is all that
 //! changes numbers. Infinities and NaN become NaN, and count for no scale.
 
-use crate::abi::{FP8_BLOCK, RoundRowsParams};
+use crate::abi::{FP8_BLOCK, RoundRowsParams, TensorRef};
 use crate::layout::element::{self, CHUNK};
 use crate::layout::fp8::{ROUND_THREADS, inverse_of, row_lanes, scale_of};
 use crate::ptx::convert::e4m3;
@@ -46,7 +46,8 @@ unsafe fn round_block<E: Element, const W: u32, const TURNS: usize>(params: &Rou
         let row = first + step * i as u32;
         if row < params.row_count && column < params.dim {
             // SAFETY: an element of the rows.
-            pairs[i] = unsafe { global::load_u32x4(at(params, head, row, column)) };
+            pairs[i] =
+                unsafe { global::load_u32x4(at(&params.rows, params.heads, head, row, column)) };
         }
     }
     // SAFETY: all threads of the block make the same calls; one thread alone writes a number.
@@ -165,14 +166,13 @@ unsafe fn of_block<const W: u32>(number: f32, thread: u32) -> f32 {
     }
 }
 
-/// Address of an element of the rows.
+/// Address of an element of a tensor, of which each entry has so many heads; `head` counts over all entries.
 #[inline(always)]
-fn at(params: &RoundRowsParams, head: u32, row: u32, column: u32) -> u64 {
-    let (batch, head) = (head / params.heads, head % params.heads);
-    let rows = &params.rows;
-    let offset = i64::from(batch) * rows.batch_stride
-        + i64::from(head) * rows.head_stride
-        + i64::from(row) * rows.row_stride
+pub fn at(tensor: &TensorRef, heads: u32, head: u32, row: u32, column: u32) -> u64 {
+    let (batch, head) = (head / heads, head % heads);
+    let offset = i64::from(batch) * tensor.batch_stride
+        + i64::from(head) * tensor.head_stride
+        + i64::from(row) * tensor.row_stride
         + i64::from(column);
-    element::at(rows.address, offset)
+    element::at(tensor.address, offset)
 }

@@ -4,9 +4,9 @@
 //! takes 128 keys of a head. It makes mean and scale of each column, always in one order. Infinities and NaN become 0, and count for
 //! neither; each column has the number of its first one.
 
-use super::round_rows::{is_finite, widen};
+use super::round_rows::{at, is_finite, widen};
 use crate::abi::{FP8_BLOCK, Fp8Params, RoundValuesParams};
-use crate::layout::element::{self, CHUNK};
+use crate::layout::element::CHUNK;
 use crate::layout::fp8::{VALUES_LOG2, inverse_of, row_lanes, scale_of};
 use crate::ptx::convert::e4m3;
 use crate::ptx::{barrier, global, shared, special, vote};
@@ -44,7 +44,9 @@ pub unsafe fn moments<E: Element, const W: u32>(params: &RoundValuesParams) {
             let key = first + rows * i as u32;
             if key < end {
                 // SAFETY: elements of the values.
-                pairs[i] = unsafe { global::load_u32x4(at(params, head, key, CHUNK * lane)) };
+                pairs[i] = unsafe {
+                    global::load_u32x4(at(&params.values, params.heads, head, key, CHUNK * lane))
+                };
             }
         }
         for i in 0..AT_ONCE {
@@ -209,7 +211,9 @@ impl Unit {
             let key = self.first + key;
             match unit < self.count() && key < params.keys && column < params.dim {
                 // SAFETY: elements of the values.
-                true => unsafe { global::load_u32x4(at(params, self.head, key, column)) },
+                true => unsafe {
+                    global::load_u32x4(at(&params.values, params.heads, self.head, key, column))
+                },
                 false => [0; 4],
             }
         })
@@ -324,16 +328,4 @@ impl Column {
 fn moments_at(params: &RoundValuesParams, head: u32, part: u32, column: u32) -> u64 {
     let part = u64::from(head) * u64::from(params.parts) + u64::from(part);
     params.moments + 4 * (4 * part * u64::from(params.dim) + u64::from(column))
-}
-
-/// Address of an element of the values.
-#[inline(always)]
-fn at(params: &RoundValuesParams, head: u32, key: u32, column: u32) -> u64 {
-    let (batch, head) = (head / params.heads, head % params.heads);
-    let values = &params.values;
-    let offset = i64::from(batch) * values.batch_stride
-        + i64::from(head) * values.head_stride
-        + i64::from(key) * values.row_stride
-        + i64::from(column);
-    element::at(values.address, offset)
 }

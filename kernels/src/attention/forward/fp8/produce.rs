@@ -4,11 +4,10 @@ use super::ROWS;
 use crate::abi::{FP8_BLOCK, Fp8Params};
 use crate::attention::forward::sm90::job::{Job, Part};
 use crate::attention::forward::sm90::kernel::Kernel;
-use crate::attention::forward::sm90::produce::next_tile;
+use crate::attention::forward::sm90::produce::{load_panels, next_tile};
 use crate::attention::workload::heads::Heads;
-use crate::layout::descriptor::Panels;
 use crate::layout::fp8::{Fp8Memory, PAIR};
-use crate::ptx::{barrier, global, mbarrier, shared, special, tensor};
+use crate::ptx::{barrier, global, mbarrier, shared, special};
 use crate::tile::Ring;
 use crate::tile::registers::opaque;
 
@@ -84,33 +83,12 @@ struct Producer {
 
 /// The functions share their conditions: all lanes of the producer's warp make the same calls; the barriers are initialised.
 impl Producer {
-    /// Loads all panels of so many pairs of columns, from a column, row, head and entry of a map.
-    #[inline(always)]
-    unsafe fn load(&self, to: Panels, map: u64, full: u32, pairs: u32, place: [u32; 4]) {
-        let [column, row, head, entry] = place.map(|place| place as i32);
-        // SAFETY: the caller's promise.
-        unsafe {
-            let mut panel = 0;
-            while panel < pairs / to.width {
-                let column = column + (panel * to.width) as i32;
-                let to = to.skip_panels(panel);
-                tensor::load_once(to.base, map, column, row, head, entry, full);
-                panel = opaque(panel + 1);
-            }
-        }
-    }
-
-    /// Writes a job for the consumers of a slot, once that is free.
+    /// Writes a job for the consumers of a slot.
     #[inline(always)]
     unsafe fn give_job<const NQ: u32>(&self, q: Ring<NQ>, job: Job) {
-        // SAFETY: the caller's promise. One lane writes a job, before another one may arrive.
-        unsafe {
-            q.acquire(self.memory.q_full(q.stage()));
-            if special::lane() == 0 {
-                job.store(self.memory.job(q.stage()));
-            }
-            barrier::warp();
-        }
+        let (full, place) = (self.memory.q_full(q.stage()), self.memory.job(q.stage()));
+        // SAFETY: the caller's promise.
+        unsafe { job.give(q, full, place) }
     }
 
     /// Q of a warpgroup, and its job.
@@ -124,17 +102,13 @@ impl Producer {
     ) {
         let (slot, full) = (q.stage(), self.memory.q_full(q.stage()));
         let row = part.first + (warpgroup * ROWS) as i32;
-        let place = [
-            0,
-            row as u32,
-            part.work.heads.first(),
-            part.work.sequence.batch,
-        ];
+        let place = (row, part.work.heads.first(), part.work.sequence.batch);
         // SAFETY: the caller's promise.
         unsafe {
             self.give_job(q, job);
             mbarrier::arrive_expect_once(full, self.memory.q_bytes());
-            self.load(self.memory.q(slot), self.maps, full, K::D / PAIR, place);
+            let to = self.memory.q(slot);
+            load_panels(to, self.maps, full, [0, K::D / PAIR], place);
         }
     }
 
@@ -160,9 +134,10 @@ impl Producer {
             barrier::warp();
             mbarrier::arrive_expect_once(full, memory.stage_bytes());
             let (k, v) = (memory.k(stage), memory.v(stage));
-            self.load(k, self.maps + 128, full, K::D / PAIR, [0, key, head, entry]);
-            let columns = [key / PAIR, 0, head, entry];
-            self.load(v, self.maps + 256, full, K::BC / PAIR, columns);
+            let rows = (key as i32, head, entry);
+            load_panels(k, self.maps + 128, full, [0, K::D / PAIR], rows);
+            let (columns, rows) = ([key / PAIR, K::BC / PAIR], (0, head, entry));
+            load_panels(v, self.maps + 256, full, columns, rows);
         }
     }
 }

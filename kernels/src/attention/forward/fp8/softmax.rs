@@ -1,7 +1,7 @@
 //! Line 9 of Algorithm 1 in FP8: scores of f16 become probabilities of e4m3.
 //!
 //! A row's largest probability is to be `2^4`: e4m3 holds up to 448, so that scores may exceed the maximum so far by 4.8 before it has to
-//! follow, and what is 2^13 times smaller vanishes.
+//! follow, and what is 2^14 times smaller than the largest vanishes.
 
 use crate::ptx::{convert, half, math, shuffle, vote};
 use crate::tile::{HalfAccumulator, Operand};

@@ -74,14 +74,8 @@ pub unsafe fn consume<K: Kernel, const OT: usize, const NT: usize, const NQ: u32
             let (heads, split) = (part.work.heads.first(), part.work.keys(params));
             let score = K::Score::new(params, part.work.sequence.batch, heads);
             let scale = score.scale();
-            let (tile, walk) = Tile::<K>::new(
-                params,
-                memory.job(slot),
-                [side, warpgroup],
-                job,
-                &part,
-                score,
-            );
+            let (place, numbers) = (memory.job(slot), [side, warpgroup]);
+            let (tile, walk) = Tile::<K>::new(params, place, numbers, job, &part, score);
             // Gives Q and the job back, where O does not need the slot; returns the job once more.
             let release_q = || {
                 let job = again(|| Job::load(memory.job(slot)));

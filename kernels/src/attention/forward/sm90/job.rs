@@ -7,7 +7,8 @@ use crate::attention::workload::alternate::tile_head;
 use crate::attention::workload::heads::Heads;
 use crate::attention::workload::sequence::{Sequence, Split};
 use crate::attention::{Visits, WorkTile};
-use crate::ptx::shared;
+use crate::ptx::{barrier, shared, special};
+use crate::tile::Ring;
 use core::hint::assert_unchecked;
 use core::marker::PhantomData;
 use core::ops::Range;
@@ -92,6 +93,24 @@ impl Job {
                 address,
                 [self.split, self.batch, self.head, self.first as u32],
             );
+        }
+    }
+}
+
+impl Job {
+    /// Writes the job for the consumers of a slot of Q, once that is free: to `place`, where `full` is the slot's first barrier.
+    ///
+    /// # Safety
+    /// All lanes of the producer's warp make the same call; the barriers are initialised, and only such calls write there.
+    #[inline(always)]
+    pub unsafe fn give<const NQ: u32>(self, q: Ring<NQ>, full: u32, place: u32) {
+        // SAFETY: the caller's promise. One lane writes a job, before another one may arrive.
+        unsafe {
+            q.acquire(full);
+            if special::lane() == 0 {
+                self.store(place);
+            }
+            barrier::warp();
         }
     }
 }

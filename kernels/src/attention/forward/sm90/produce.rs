@@ -13,7 +13,7 @@ use crate::attention::workload::key_rows::KeyRows;
 use crate::attention::workload::sequence::Split;
 use crate::layout::descriptor::Panels;
 use crate::layout::sm90::Sm90Memory;
-use crate::ptx::{barrier, global, mbarrier, shuffle, special, tensor};
+use crate::ptx::{global, mbarrier, shuffle, special, tensor};
 use crate::tile::Ring;
 use crate::tile::registers::opaque;
 
@@ -113,6 +113,38 @@ struct Producer<K> {
     blocks: SideBlocks<K>,
 }
 
+/// Loads panels: so many columns from the first of `columns` on, from a row, head and entry of a map.
+///
+/// # Safety
+/// All lanes of the producer's warp make the same call. The panels are free, and the barrier `full` expects their bytes.
+#[inline(always)]
+pub unsafe fn load_panels(
+    to: Panels,
+    map: u64,
+    full: u32,
+    [first, columns]: [u32; 2],
+    (row, head, entry): (i32, u32, u32),
+) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let mut panel = 0;
+        while panel < columns / to.width {
+            let (place, column) = (to.base + panel * to.panel_bytes(), first + panel * to.width);
+            tensor::load_once(
+                place,
+                map,
+                column as i32,
+                row,
+                head as i32,
+                entry as i32,
+                full,
+            );
+            // Opaque: the loop stays one.
+            panel = opaque(panel + 1);
+        }
+    }
+}
+
 /// Where K and V of a tile come from.
 struct Source<'a, K: Kernel> {
     part: &'a Part<K>,
@@ -143,30 +175,6 @@ impl<K: Kernel> Producer<K> {
         source.visits.block(self.blocks.block(j)) * K::BC
     }
 
-    /// Loads panels: so many columns from the first of `columns` on, from a row, head and entry of a map.
-    #[inline(always)]
-    unsafe fn load(
-        &self,
-        to: Panels,
-        map: u64,
-        full: u32,
-        columns: [u32; 2],
-        place: (i32, u32, u32),
-    ) {
-        let ([first, columns], (row, head, entry)) = (columns, place);
-        let width = Panels::width_for(K::D);
-        // SAFETY: the caller's promise.
-        unsafe {
-            let mut panel = 0;
-            while panel < columns / width {
-                let (to, column) = (to.base + panel * to.panel_bytes(), first + panel * width);
-                tensor::load_once(to, map, column as i32, row, head as i32, entry as i32, full);
-                // Opaque: the loop stays one.
-                panel = opaque(panel + 1);
-            }
-        }
-    }
-
     /// Loads panels of `keys` keys from `key` on: in one box or, of pages, in several.
     #[inline(always)]
     unsafe fn load_keys(
@@ -183,7 +191,7 @@ impl<K: Kernel> Producer<K> {
             let [row, entry] = rows.place_in_map(key + skipped);
             let (to, place) = (to.skip_rows(skipped), (row as i32, head, entry));
             // SAFETY: the caller's promise.
-            unsafe { self.load(to, map, full, columns, place) }
+            unsafe { load_panels(to, map, full, columns, place) }
         };
         load(0);
         let step = rows.keys_of_box(keys);
@@ -194,17 +202,12 @@ impl<K: Kernel> Producer<K> {
         }
     }
 
-    /// Writes a job for the consumers of a slot, once that is free.
+    /// Writes a job for the consumers of a slot.
     #[inline(always)]
     unsafe fn give_job<const NQ: u32>(&self, q: Ring<NQ>, job: Job) {
-        // SAFETY: the caller's promise. One lane writes a job, before another one may arrive.
-        unsafe {
-            q.acquire(self.memory.q_full(q.stage()));
-            if special::lane() == 0 {
-                job.store(self.memory.job(q.stage()));
-            }
-            barrier::warp();
-        }
+        let (full, place) = (self.memory.q_full(q.stage()), self.memory.job(q.stage()));
+        // SAFETY: the caller's promise.
+        unsafe { job.give(q, full, place) }
     }
 
     /// Q of a warpgroup, and its job.
@@ -218,7 +221,7 @@ impl<K: Kernel> Producer<K> {
                 let row = part.first + (warpgroup * ROWS) as i32;
                 let place = (row, part.work.heads.first(), part.work.sequence.batch);
                 mbarrier::arrive_expect_once(full, self.memory.q_bytes());
-                self.load(self.memory.q(slot), self.maps, full, [0, K::D], place);
+                load_panels(self.memory.q(slot), self.maps, full, [0, K::D], place);
             } else {
                 // The warpgroup copies its rows itself.
                 mbarrier::arrive_once(full);
