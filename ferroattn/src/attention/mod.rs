@@ -254,10 +254,10 @@ impl<'a> Attention<'a> {
         self
     }
 
-    /// Products of FP8: q, k and v are rounded to e4m3 by kernels of their own, and multiplied at twice the speed of 16-bit numbers. Default:
-    /// off. [`Fp8`] says how they are rounded, `docs/fp8.md` what that costs.
+    /// Products of FP8: kernels round q, k and v to e4m3, which tensor cores multiply at twice the rate of 16 bits. Default: off.
+    /// [`Fp8`] says how they are rounded, `docs/fp8.md` what that costs and which calls gain.
     ///
-    /// A GPU needs compute capability 9.0; head dims go up to 256. There are no gradients, and no other options but
+    /// A GPU needs compute capability 9.0; head dims go up to 256. There are no gradients, no splits, and no other options but
     /// [`causal`](Self::causal) and [`scale`](Self::scale).
     ///
     /// ```

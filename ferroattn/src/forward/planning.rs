@@ -12,7 +12,7 @@ use crate::device::plans::Call;
 use crate::device::{Device, Facts};
 use crate::empty;
 use crate::error::{Error, Result};
-use crate::options::{self, INVARIANT, RawOptions};
+use crate::options::{self, FP8, INVARIANT, RawOptions};
 use crate::plan::{CPU, EMPTY, Plan, Steps};
 use crate::tensor::{Dtype, expect_shape};
 use std::sync::Arc;
@@ -48,6 +48,7 @@ impl Attention<'_> {
         let divided = [
             (self.splits > 1 && options.batch_invariant, INVARIANT),
             (self.splits > 0 && options.split_keys > 0, "split_keys"),
+            (self.splits > 1 && options.fp8.is_some(), FP8),
         ];
         if let Some((_, other)) = divided.into_iter().find(|(is_wrong, _)| *is_wrong) {
             return Err(Error::Excluded("splits", other));

@@ -27,3 +27,65 @@ impl Fp8 {
         Self::default()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::attention::Attention;
+    use crate::device::{Class, Device, Facts};
+    use crate::error::{Error, Result};
+    use crate::forward::{Problem, RawForward};
+    use crate::plan::Plan;
+    use crate::tensor::{Dtype, RawTensor, Tensor};
+
+    fn plan(attention: Attention, args: &RawForward, class: Option<Class>) -> Result<Plan> {
+        let facts = class.map(Facts::emulated);
+        let attention = attention.fp8(Fp8::new());
+        attention.plan(facts.as_ref(), Dtype::Bf16, args)
+    }
+
+    /// Another option, or splits, would be ignored: each is an error that names it, on the CPU, too.
+    #[test]
+    fn no_option_goes_with_fp8() {
+        let shape = [2, 4, 300, 64];
+        let problem = Problem::new(shape, shape, shape, true, None).expect("valid");
+        let plain = RawForward::row_major(&problem);
+        let mut of_tensors = [plain; 3];
+        of_tensors[0].options.sinks = Some(RawTensor::row_major([4]));
+        of_tensors[1].options.alibi = Some(RawTensor::row_major([2, 4]));
+        of_tensors[2].options.first_keys = Some(RawTensor::row_major([2]));
+        let [sinks, alibi, first_keys] = of_tensors;
+        let new = || Attention::new().causal(true);
+        for class in [Some(Class::Sm90), Some(Class::Sm80), None] {
+            for (attention, args, other) in [
+                (new().splits(2), plain, "splits"),
+                (new().split_keys(128), plain, "split_keys"),
+                (new().batch_invariant(true), plain, "batch_invariant"),
+                (new().window(100, 0), plain, "window"),
+                (new().softcap(30.0), plain, "softcap"),
+                (new(), sinks, "sinks"),
+                (new(), alibi, "alibi"),
+                (new(), first_keys, "first_keys"),
+            ] {
+                match plan(attention, &args, class) {
+                    Err(Error::Excluded("fp8", one) | Error::Excluded(one, "fp8")) => {
+                        assert_eq!(one, other);
+                    }
+                    Err(error) => panic!("{other}: {error}"),
+                    Ok(plan) => panic!("{other}: {}", plan.kernel),
+                }
+            }
+            let served = plan(new().splits(1), &plain, class);
+            assert_eq!(served.is_ok(), class != Some(Class::Sm80));
+        }
+    }
+
+    #[test]
+    fn fp8_has_no_gradients() {
+        let x = Tensor::<f32>::zeros(&Device::cpu(), [1, 2, 3, 8]).expect("memory");
+        let lse = Tensor::<f32, 3>::zeros(&Device::cpu(), [1, 2, 3]).expect("memory");
+        let attention = Attention::new().fp8(Fp8::new());
+        let backward = attention.backward(&x, &x, &x, &x, &lse, &x);
+        assert_eq!(backward.expect_err("refused"), Error::ForwardOnly("fp8"));
+    }
+}

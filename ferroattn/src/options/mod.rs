@@ -111,8 +111,12 @@ pub(crate) fn first_beside_fp8(p: &Problem, tensors: &RawOptions) -> Option<&'st
         fp8: None,
         ..*tensors
     };
-    let prefix = tensors.prefix.map(|_| PREFIX);
-    first(&of_dims, &beside).or(prefix)
+    let others = [
+        (PREFIX, tensors.prefix.is_some()),
+        ("split_keys", tensors.split_keys > 0),
+    ];
+    let other = others.into_iter().find(|(_, is_on)| *is_on);
+    first(&of_dims, &beside).or(other.map(|(name, _)| name))
 }
 
 /// The first option of a call that kernels whose tiles have rows of several heads lack, by name.
