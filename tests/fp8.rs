@@ -1,8 +1,10 @@
 //! Attention in FP8: against the exact result of rounded inputs.
 
+mod rounded;
+
 use crate::repeats::repeat;
 use crate::special_values;
-use ferroattn::{Class, Device, Dtype, Problem, Rounded, f16};
+use ferroattn::{Class, Device, Dtype, Problem, Rounded, bf16, f16};
 use ndarray::{Array1, Array2, Array4, Axis, s};
 use proptest::prelude::*;
 use tests::strategy::{cases, check_some, few};
@@ -10,7 +12,7 @@ use tests::{Case, Inputs, Outcome, PASSED, Test};
 
 /// The tests of this file.
 pub fn tests() -> Vec<Test> {
-    let mut of_kernels = vec![
+    let mut everywhere = vec![
         Test::new("any", |device| {
             check_some(device, few(device, 10), cases().prop_map(in_fp8))
         }),
@@ -45,14 +47,25 @@ pub fn tests() -> Vec<Test> {
     // An infinite key is NaN in e4m3.
     let special = special_values::all().into_iter();
     let special = special.filter(|(name, _)| name != "every_score_minus_infinity");
-    of_kernels.extend(
+    everywhere.extend(
         special.map(|(name, special)| Test::new(name, move |device| special(device, &variants))),
     );
-    let emulated = of_kernels
-        .iter()
-        .filter_map(|test| test.emulated_as(Class::Sm90));
+    let of_workspaces = [
+        Test::new("rounded_f16", rounded::rounded::<f16>),
+        Test::new("rounded_bf16", rounded::rounded::<bf16>),
+    ];
+    let emulated = everywhere.iter().chain(&of_workspaces);
+    let emulated = emulated.filter_map(|test| test.emulated_as(Class::Sm90));
     let mut tests: Vec<_> = emulated.collect();
-    tests.extend(of_kernels.into_iter().map(Test::on_gpus));
+    tests.extend(everywhere.into_iter().map(Test::not_emulated));
+    tests.extend(of_workspaces.into_iter().map(Test::on_gpus));
+    tests.push(Test::cpu("in_f32", |device| {
+        let in_f32 = cases().prop_map(|case| Case {
+            dtype: Dtype::F32,
+            ..in_fp8(case)
+        });
+        check_some(device, 20, in_f32)
+    }));
     tests
 }
 

@@ -100,7 +100,7 @@ pub const MUTANTS: &[Mutant] = &[
         what: "numbers that are not finite left out",
         kernel: CAUSAL,
         pattern: "vote.sync.any",
-        which: All,
+        which: Last,
         change: |line| line.replace("1, 0, any", "0, 0, any"),
     },
     Mutant {
