@@ -4,7 +4,6 @@ use crate::arrays::{Memory, on_devices};
 use crate::{Cpu, last_error};
 use ferroattn::f16;
 use ferroattn_c::append::{FerroattnAppend, ferroattn_append, ferroattn_plan_append};
-use ferroattn_c::backward::{FerroattnBackward, ferroattn_plan_backward};
 use ferroattn_c::forward::{FerroattnForward, ferroattn_forward};
 use ferroattn_c::memory::ferroattn_upload;
 use ferroattn_c::options::{FerroattnOptions, FerroattnSequences};
@@ -174,28 +173,7 @@ fn pages_get_keys_that_attention_reads() {
         assert_eq!(status, OK, "{}", last_error());
         assert_eq!(memory.rows(&args.o, BATCH), [6.0, 7.0]);
 
-        let backward = FerroattnBackward {
-            struct_size: size_of::<FerroattnBackward>() as u32,
-            dtype: args.dtype,
-            options: &options,
-            q: args.q,
-            k: args.k,
-            v: args.v,
-            o: args.o,
-            lse: args.lse,
-            d_o: args.q,
-            dq: args.q,
-            dk: args.k,
-            dv: args.v,
-            d_lse: null(),
-            d_sinks: null(),
-            d_bias: null(),
-        };
-        let mut plan = null_mut();
-        // SAFETY: the device is open, and the structs live.
-        let status = unsafe { ferroattn_plan_backward(memory.0, &backward, &mut plan) };
-        assert_eq!(status, FerroattnStatus::Unsupported);
-        assert_eq!(last_error(), "there are no gradients of a call with pages");
+        memory.expect_no_gradients(&args, &options, "pages");
     });
 }
 

@@ -3,7 +3,6 @@
 use crate::arrays::{Memory, on_devices};
 use crate::last_error;
 use ferroattn::{Problem, f16, random};
-use ferroattn_c::backward::{FerroattnBackward, ferroattn_plan_backward};
 use ferroattn_c::forward::{FerroattnForward, ferroattn_forward};
 use ferroattn_c::options::{FerroattnOptions, FerroattnSequences};
 use ferroattn_c::status::FerroattnStatus;
@@ -316,27 +315,6 @@ fn wrong_prefixes_are_refused() {
         );
 
         let args = case.args(own, &in_tensors);
-        let backward = FerroattnBackward {
-            struct_size: size_of::<FerroattnBackward>() as u32,
-            dtype: args.dtype,
-            options: &in_tensors,
-            q: args.q,
-            k: args.k,
-            v: args.v,
-            o: args.o,
-            lse: args.lse,
-            d_o: args.q,
-            dq: args.q,
-            dk: args.k,
-            dv: args.v,
-            d_lse: null(),
-            d_sinks: null(),
-            d_bias: null(),
-        };
-        let mut plan = null_mut();
-        // SAFETY: the device is open, and the structs live.
-        let status = unsafe { ferroattn_plan_backward(memory.0, &backward, &mut plan) };
-        assert_eq!(status, FerroattnStatus::Unsupported);
-        assert_eq!(last_error(), "there are no gradients of a call with prefix");
+        memory.expect_no_gradients(&args, &in_tensors, "prefix");
     });
 }
