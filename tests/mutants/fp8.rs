@@ -58,7 +58,7 @@ pub const MUTANTS: &[Mutant] = &[
         what: "scores read before they are there",
         kernel: MAIN,
         pattern: "wgmma.wait_group",
-        which: Nth(4),
+        which: Nth(2),
         change: remove,
     },
     Mutant {

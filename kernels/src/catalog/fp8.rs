@@ -12,9 +12,9 @@ const fn of_roles(consumers: u32, stages: u32) -> Tile {
     Tile::new(ROWS * consumers, 128, 4 * (consumers + 1), stages)
 }
 
-/// O takes `dim / 2` registers, S 32, and P 16. At 128 there is room for Q.
+/// O takes `dim / 2` registers, S 32, and P 16. At 64 there is room for four warpgroups, which hide more of what each waits for; at 128 for Q.
 pub(super) const SM90: Tiles = &[
-    (64, of_roles(3, 8)),
+    (64, of_roles(4, 8)),
     (
         128,
         Tile {
@@ -43,6 +43,7 @@ impl Roles {
     pub fn new(tile: &Tile) -> Self {
         let consumers = tile.warps / 4 - 1;
         let (q_slots, given, taken) = match consumers {
+            4 => (8, 24, 112),
             3 => (6, 32, 160),
             _ => (2, 24, 240),
         };

@@ -99,6 +99,9 @@ pub unsafe fn consume<
                         break;
                     }
                 }
+                if Rows::<OT, NT, PT>::IS_JOINED {
+                    rows.finish(&mut consumer);
+                }
             }
             job = again(|| Job::load(memory.job(slot)));
             mbarrier::arrive(memory.q_full(slot) + 8);

@@ -9,8 +9,9 @@
 //! O += P V      in f32; V is transposed, its keys in the order of P's registers
 //! ```
 //!
-//! Where O leaves room, a warpgroup waits for each product, and the other two fill the tensor cores meanwhile. Where O takes half of the
-//! registers there are two warpgroups, and `P V` of a whole block runs during the softmax of the next one.
+//! Where O leaves room, `P V` of a block and `Q K^T` of the next one are issued together: a warpgroup waits once for both, and the others
+//! fill the tensor cores during its softmax. Where O takes half of the registers there are two warpgroups, and `P V` of a whole block runs
+//! during the softmax of the next one.
 //!
 //! # Scales
 //! A row of q has a scale, a block of 128 keys has one, and so has a column of v. All are powers of two: an f16 factor of S then has
@@ -32,7 +33,8 @@
 //! | exponentials: 192 x 128, 16 a clock | 1536 |
 //! | shared memory: K and V for each warpgroup, 128 bytes a clock | 768 |
 //!
-//! Registers of a consumer at D = 128: O 64, S 32, P 16, Q 16, of 160.
+//! Registers of a consumer at D = 128: O 64, S 32, P 16, Q 16, of 160. At D = 64 exponentials take twice as long as products: there are four
+//! warpgroups of 112 registers (O 32, S 32, P 16), and polynomials for one exponential in four.
 //!
 //! | module | what it holds |
 //! |---|---|
@@ -40,9 +42,11 @@
 //! | `consume` | a consumer's loop over tiles and blocks of keys: Algorithm 1 |
 //! | `step` | its lines for one block of keys |
 //! | `softmax` | scores become probabilities |
+//! | `polynomial` | a part of the exponentials, without the unit for them |
 //! | `store` | O, scaled and with the mean of V, and lse |
 
 mod consume;
+mod polynomial;
 mod produce;
 mod softmax;
 mod step;

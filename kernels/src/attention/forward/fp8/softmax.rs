@@ -3,6 +3,7 @@
 //! A row's largest probability is to be `2^4`: e4m3 holds up to 448, so that scores may exceed the maximum so far by 4.8 before it has to
 //! follow, and what is 2^14 times smaller than the largest vanishes.
 
+use super::polynomial;
 use crate::ptx::{convert, half, math, shuffle, vote};
 use crate::tile::{HalfAccumulator, Operand};
 use core::hint::cold_path;
@@ -51,8 +52,13 @@ impl Softmax {
         }
     }
 
-    /// Takes in a block's scores, whose keys have a `scale`: gives probabilities, and the factors of the rows of O, if these have to
-    /// change. The scores may be gone. Maxima that are `EXACT` follow every block, without an attempt with the old ones.
+    /// Takes in a block's scores, by their [factors](Self::factors): gives probabilities, and the factors of the rows of O, if these have
+    /// to change. The scores may be gone. Maxima that are `EXACT` follow every block, without an attempt with the old ones.
+    ///
+    /// The attempt's operands are there before the vote: the assembler moves what only one side needs behind it, where no exponential
+    /// runs beside. So rows that have their maxima keep the attempt, whatever other rows do.
+    ///
+    /// Where exponentials bound the loop, a part of them is a polynomial.
     ///
     /// # Safety
     /// Every lane of the warp makes the same call.
@@ -60,28 +66,53 @@ impl Softmax {
     pub unsafe fn take<const EXACT: bool, const NT: usize, const PT: usize>(
         &mut self,
         s: &mut [HalfAccumulator; NT],
-        scale: f32,
+        factors: [f32; 2],
+        has_polynomials: bool,
     ) -> ([Operand; PT], Option<[f32; 2]>) {
-        let factors = self.factors(scale);
-        // SAFETY: the caller's promise.
-        unsafe {
-            if !EXACT {
-                let (mut p, mut largest) = ([Operand::ZERO; PT], 0);
-                let sums = self.attempt(s, factors, |tile, nt, r, [a, b]| {
-                    largest = half::max(largest, half::max(a, b));
-                    p[nt / 2].0[2 * (nt % 2) + r] = convert::e4m3_of_f16(a, b);
-                    tile
-                });
-                let exceeds = (largest + ABOVE_MOST) & 0x8000_8000 != 0;
-                if !vote::any(exceeds) {
-                    self.add(sums);
-                    return (p, None);
-                }
-                cold_path();
+        let mut p = [Operand::ZERO; PT];
+        let mut exceed = [true; 2];
+        if !EXACT {
+            let totals = self.attempt(s, factors, has_polynomials, |tile, nt, r, e| {
+                p[nt / 2].0[2 * (nt % 2) + r] = convert::e4m3_of_f16(e[0], e[1]);
+                tile
+            });
+            // A sum is at least as large as each of its terms.
+            let most = totals.map(|[a, b]| half::max(a, b));
+            exceed = most.map(|most| (most + ABOVE_MOST) & 0x8000_8000 != 0);
+            // SAFETY: the caller's promise.
+            if !unsafe { vote::any(exceed[0] | exceed[1]) } {
+                self.add(totals);
+                return (p, None);
             }
-            let factors = self.update(s, factors);
-            (to_operands(s), Some(factors))
+            cold_path();
+            exceed = exceed.map(|exceeds| {
+                let exceeds = f32::from(u8::from(exceeds));
+                // SAFETY: the caller's promise.
+                unsafe { shuffle::reduce::<4>(exceeds, f32::max) > 0.0 }
+            });
+            let old = self.sum;
+            self.add(totals);
+            for r in 0..2 {
+                self.sum[r] = if exceed[r] { old[r] } else { self.sum[r] };
+            }
         }
+        let mut changes = [1.0; 2];
+        for r in 0..2 {
+            let mut row = *self;
+            // SAFETY: the caller's promise.
+            let change = unsafe {
+                row.update(r, s, factors[r], |_, nt, e| {
+                    let word = convert::e4m3_of_f16(e[0], e[1]);
+                    let place = &mut p[nt / 2].0[2 * (nt % 2) + r];
+                    *place = if exceed[r] { word } else { *place };
+                })
+            };
+            if exceed[r] {
+                changes[r] = change;
+                *self = row;
+            }
+        }
+        (p, Some(changes))
     }
 
     /// [`take`](Self::take) of maxima that are not exact, in place: scores become probabilities in f16, for [`to_operands`]. So maxima are
@@ -93,9 +124,8 @@ impl Softmax {
     pub unsafe fn take_in_place<const NT: usize>(
         &mut self,
         s: &mut [HalfAccumulator; NT],
-        scale: f32,
+        factors: [f32; 2],
     ) -> Option<[f32; 2]> {
-        let factors = self.factors(scale);
         let mut serves = true;
         for r in 0..2 {
             let [low, high] = half::widen(largest_of(s, r));
@@ -106,20 +136,26 @@ impl Softmax {
         unsafe {
             if vote::any(!serves) {
                 cold_path();
-                return Some(self.update(s, factors));
+                let mut changes = [0.0; 2];
+                for r in 0..2 {
+                    changes[r] = self.update(r, s, factors[r], |s, nt, e| {
+                        (s[nt].0[r], s[nt].0[2 + r]) = (e[0], e[1]);
+                    });
+                }
+                return Some(changes);
             }
         }
-        let sums = self.attempt(s, factors, |mut tile, _, r, e| {
+        let totals = self.attempt(s, factors, false, |mut tile, _, r, e| {
             (tile.0[r], tile.0[2 + r]) = (e[0], e[1]);
             tile
         });
-        self.add(sums);
+        self.add(totals);
         None
     }
 
     /// The factors of the rows' scores with keys of this scale.
     #[inline(always)]
-    fn factors(&self, scale: f32) -> [f32; 2] {
+    pub fn factors(&self, scale: f32) -> [f32; 2] {
         self.factor.map(|factor| (factor * scale).min(1e30))
     }
 
@@ -130,22 +166,24 @@ impl Softmax {
     }
 
     #[inline(always)]
-    fn add(&mut self, sums: [f32; 2]) {
+    fn add(&mut self, totals: [[u32; 2]; 2]) {
         for r in 0..2 {
-            self.sum[r] += sums[r];
+            let [low, high] = half::widen(half::add(totals[r][0], totals[r][1]));
+            self.sum[r] += low + high;
         }
     }
 
-    /// Computes probabilities relative to the maxima so far, in pairs of f16, and their sums. `take` gets a tile, its number, a row and
-    /// its two pairs there, and says what the tile becomes.
+    /// Computes probabilities relative to the maxima so far, in pairs of f16, and two pairs of sums for each row. `take` gets a tile, its number, a row and
+    /// its two pairs there, and says what the tile becomes. With polynomials, a part of the exponentials is one.
     #[inline(always)]
     fn attempt<const NT: usize>(
         &self,
         s: &mut [HalfAccumulator; NT],
         factors: [f32; 2],
+        has_polynomials: bool,
         mut take: impl FnMut(HalfAccumulator, usize, usize, [u32; 2]) -> HalfAccumulator,
-    ) -> [f32; 2] {
-        let mut sums = [0.0; 2];
+    ) -> [[u32; 2]; 2] {
+        let mut totals = [[0; 2]; 2];
         for r in 0..2 {
             // An infinity exceeds what fits, whatever the scores are.
             let shift = match self.is_near(factors, r) {
@@ -155,63 +193,64 @@ impl Softmax {
             let shift = half::pack(shift, shift);
             let factor = factors[r].max(LEAST_FACTOR);
             let factor = half::pack(factor, factor);
-            let mut totals = [0; 2];
             for nt in 0..NT {
-                let exp = |s| half::exp2(half::fma(s, factor, shift));
+                let exp2 = match has_polynomials && polynomial::serves(nt) {
+                    true => polynomial::exp2,
+                    false => half::exp2,
+                };
+                let exp = |s| exp2(half::fma(s, factor, shift));
                 let e = [exp(s[nt].0[r]), exp(s[nt].0[2 + r])];
                 let two = half::add(e[0], e[1]);
-                totals[nt % 2] = match nt {
+                totals[r][nt % 2] = match nt {
                     0 | 1 => two,
-                    _ => half::add(totals[nt % 2], two),
+                    _ => half::add(totals[r][nt % 2], two),
                 };
                 s[nt] = take(s[nt], nt, r, e);
             }
-            let [low, high] = half::widen(half::add(totals[0], totals[1]));
-            sums[r] = low + high;
         }
-        sums
+        totals
     }
 
-    /// Turns scores into probabilities relative to maxima that follow the block, computed in f32, and rounded to f16. Gives the factors of
-    /// the rows of O.
+    /// Computes a row's probabilities relative to a maximum that follows the block, in f32, rounded to pairs of f16. `take` gets the
+    /// scores, the number of a tile and its two pairs. Gives the factor of the row of O.
     ///
     /// # Safety
     /// Every lane of the warp makes the same call.
     #[inline(always)]
     unsafe fn update<const NT: usize>(
         &mut self,
+        r: usize,
         s: &mut [HalfAccumulator; NT],
-        factors: [f32; 2],
-    ) -> [f32; 2] {
-        let mut changes = [0.0; 2];
-        for r in 0..2 {
-            let factor = factors[r].max(f32::MIN_POSITIVE);
-            let [low, high] = half::widen(largest_of(s, r));
-            // SAFETY: the caller's promise.
-            let largest = unsafe { shuffle::reduce::<4>(low.max(high), f32::max) };
-            let mut reference = self.reference[r].max(math::fma(largest, factor, -LARGEST_LOG2));
-            if reference.abs() <= FAR {
-                reference = rounded_to_f16(reference);
-            }
-            // To subtract 0 from -inf leaves probabilities of 0, where -inf - -inf would be NaN.
-            let shift = match reference == f32::NEG_INFINITY {
-                true => 0.0,
-                false => -reference,
-            };
-            changes[r] = math::exp2(self.reference[r] + shift);
-            let mut sum = self.sum[r] * changes[r];
-            for nt in 0..NT {
-                for side in 0..2 {
-                    let pair = &mut s[nt].0[2 * side + r];
-                    let [a, b] =
-                        half::widen(*pair).map(|s| math::exp2(math::fma(s, factor, shift)));
-                    sum += a + b;
-                    *pair = half::pack(a, b);
-                }
-            }
-            (self.reference[r], self.sum[r]) = (reference, sum);
+        factor: f32,
+        mut take: impl FnMut(&mut [HalfAccumulator; NT], usize, [u32; 2]),
+    ) -> f32 {
+        let factor = factor.max(f32::MIN_POSITIVE);
+        let [low, high] = half::widen(largest_of(s, r));
+        // SAFETY: the caller's promise.
+        let largest = unsafe { shuffle::reduce::<4>(low.max(high), f32::max) };
+        let mut reference = self.reference[r].max(math::fma(largest, factor, -LARGEST_LOG2));
+        if reference.abs() <= FAR {
+            reference = rounded_to_f16(reference);
         }
-        changes
+        // To subtract 0 from -inf leaves probabilities of 0, where -inf - -inf would be NaN.
+        let shift = match reference == f32::NEG_INFINITY {
+            true => 0.0,
+            false => -reference,
+        };
+        let change = math::exp2(self.reference[r] + shift);
+        let mut sum = self.sum[r] * change;
+        for nt in 0..NT {
+            let mut e = [0; 2];
+            for side in 0..2 {
+                let scores = half::widen(s[nt].0[2 * side + r]);
+                let [a, b] = scores.map(|s| math::exp2(math::fma(s, factor, shift)));
+                sum += a + b;
+                e[side] = half::pack(a, b);
+            }
+            take(s, nt, e);
+        }
+        (self.reference[r], self.sum[r]) = (reference, sum);
+        change
     }
 }
 
