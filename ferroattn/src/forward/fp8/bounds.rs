@@ -2,7 +2,7 @@
 
 use crate::comparison::rounding;
 use crate::forward::bounds::{Bounds, DEVIATIONS, Term, Terms};
-use crate::forward::reference::{F32_UNIT, Query, Reference, Row};
+use crate::forward::reference::{F32_UNIT, Query, Reference, Row, elements};
 use crate::tensor::Element;
 use ndarray::{Array1, ArrayView1, Axis, s};
 use std::f64::consts::LN_2;
@@ -29,6 +29,7 @@ impl Reference<'_> {
             return Bounds { o, lse: 0.0 };
         }
         let means = means.mapv(f64::from);
+        let means = means.as_slice().expect("new");
         let terms = self.fp8_terms(query, exact);
         let logs = terms.all.iter().map(|term| term.log);
         let highest = logs.fold(f64::NEG_INFINITY, f64::max).exp();
@@ -44,11 +45,18 @@ impl Reference<'_> {
                 let Term { log, error } = terms.all[key];
                 let (p, value) = (log.exp(), values.row(key));
                 let rounded = p.min((UNIT * p).max(LEAST * highest));
-                sum.scaled_add(rounded, &(&value - &means));
-                moved += &(&value - &exact.o).mapv(|away| p * error.exp_m1() * away.abs());
-                sizes += &(&value - &means).mapv(|away| p * away.abs());
+                let change = p * error.exp_m1();
+                let of_results = elements(&value).iter().zip(means).zip(&exact.o);
+                let sums = sum.iter_mut().zip(&mut moved).zip(&mut sizes);
+                for (((sum, moved), sizes), ((value, mean), o)) in sums.zip(of_results) {
+                    *sum += rounded * (value - mean);
+                    *moved += change * (value - o).abs();
+                    *sizes += p * (value - mean).abs();
+                }
             }
-            squares += &sum.mapv(|sum| sum * sum);
+            for (squares, sum) in squares.iter_mut().zip(&sum) {
+                *squares += sum * sum;
+            }
         }
         let [unit, least] = rounding(T::DTYPE);
         let steps = terms.all.len().div_ceil(SLICE) as f64;
