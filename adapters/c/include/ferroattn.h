@@ -9,7 +9,7 @@
 #include <stdint.h>
 
 // Version of the interface that the header describes: a higher number has more functions, more fields or more values.
-#define FERROATTN_VERSION 4
+#define FERROATTN_VERSION 5
 
 // How a call ended. Of all but `FERROATTN_STATUS_OK`, `ferroattn_last_error` has the reason.
 enum FerroattnStatus
@@ -234,6 +234,11 @@ typedef struct FerroattnOptions {
   const struct FerroattnTensor *prefix_pages;
   // Keys of `prefix_pages`, of which the last page has 1 or more; else 0. Since version 4.
   uint64_t prefix_keys;
+  // Whether q, k and v are rounded to e4m3, which Hopper's tensor cores multiply at twice the rate. Such a call has `causal`, `scale`
+  // and `kernel`, no other option and no gradients. Since version 5.
+  uint32_t fp8;
+  // 0.
+  uint32_t reserved;
 } FerroattnOptions;
 
 // Tensors of a backward pass, and the options that its forward pass had.

@@ -4,7 +4,7 @@ use crate::pointer::{self, Parameters};
 use crate::prefix;
 use crate::status::{Failure, FerroattnStatus, guarded};
 use crate::tensor::{FerroattnTensor, Use, dtype};
-use ferroattn::{Attention, Dtype, RawBias, RawMask, RawOptions, RawSequences, Sequences};
+use ferroattn::{Attention, Dtype, Fp8, RawBias, RawMask, RawOptions, RawSequences, Sequences};
 use std::ffi::c_char;
 use std::mem::offset_of;
 use std::ptr::null;
@@ -99,6 +99,11 @@ pub struct FerroattnOptions {
     pub prefix_pages: *const FerroattnTensor,
     /// Keys of `prefix_pages`, of which the last page has 1 or more; else 0. Since version 4.
     pub prefix_keys: u64,
+    /// Whether q, k and v are rounded to e4m3, which Hopper's tensor cores multiply at twice the rate. Such a call has `causal`, `scale`
+    /// and `kernel`, no other option and no gradients. Since version 5.
+    pub fp8: u32,
+    /// 0.
+    pub reserved: u32,
 }
 
 // SAFETY: numbers and pointers, the size first.
@@ -108,6 +113,7 @@ unsafe impl Parameters for FerroattnOptions {
         offset_of!(Self, pages),
         offset_of!(Self, batch_invariant),
         offset_of!(Self, prefix_k),
+        offset_of!(Self, fp8),
         size_of::<Self>(),
     ];
 }
@@ -143,6 +149,8 @@ impl Default for FerroattnOptions {
             prefix_v: null(),
             prefix_pages: null(),
             prefix_keys: 0,
+            fp8: 0,
+            reserved: 0,
         }
     }
 }
@@ -220,6 +228,13 @@ impl FerroattnOptions {
         options.check_lengths = flag(self.check_lengths, "check_lengths")?;
         options.batch_invariant = flag(self.batch_invariant, "batch_invariant")?;
         options.split_keys = self.split_keys;
+        options.fp8 = flag(self.fp8, "fp8")?.then(Fp8::new);
+        if self.reserved != 0 {
+            let reserved = self.reserved;
+            return Err(Failure::argument(format!(
+                "reserved is {reserved}; it must be 0"
+            )));
+        }
         // SAFETY: the caller's word.
         unsafe {
             options.alibi = optional(of, "alibi", self.alibi, 4)?;

@@ -6,7 +6,7 @@ use crate::op::Op;
 use crate::prefix::Prefix;
 use crate::tensors::{Rows, Tensors, dtype, expect_device, in_rows};
 use candle_core::{Error, Result, Tensor};
-use ferroattn::Problem;
+use ferroattn::{Fp8, Problem};
 use std::sync::OnceLock;
 
 /// Options of scaled dot-product attention, `softmax(scale * Q K^T + mask) V`, and the tensors of some of them.
@@ -255,6 +255,14 @@ impl Attention {
     /// beside any neighbours. Default: false.
     pub fn batch_invariant(mut self, invariant: bool) -> Self {
         self.options = self.options.batch_invariant(invariant);
+        self
+    }
+
+    /// Whether q, k and v are rounded to e4m3, which Hopper's tensor cores multiply at twice the rate. Default: false.
+    ///
+    /// Such a call is full or causal, has no other option but a scale, and no gradients.
+    pub fn fp8(mut self, fp8: bool) -> Self {
+        self.options = self.options.fp8(fp8.then(Fp8::new));
         self
     }
 

@@ -43,6 +43,7 @@ def attention(
     split_keys: int = 0,
     deterministic: bool = True,
     batch_invariant: bool = False,
+    fp8: bool = False,
     heads_first: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Computes `o = softmax(scale * q k^T + bias) v` and `lse`, the row log-sum-exp.
@@ -79,6 +80,8 @@ def attention(
         deterministic: Whether gradients are the same bits in every run; False may be faster.
         batch_invariant: Whether results of a query have the same bits beside any neighbours in the batch, and in any chunk of
             its sequence; gradients beside any neighbours.
+        fp8: Whether q, k and v are rounded to e4m3, which Hopper's tensor cores multiply at twice the rate. Such a call has
+            `causal` and `scale` alone, and no gradient.
         heads_first: Whether axes are `[batch, heads, seqlen, dim]`.
 
     Returns:
@@ -94,7 +97,7 @@ def attention(
     return operators.call(
         q, k, v, bias, mask, sinks, alibi_slopes, seqlens_q, seqlens_k, first_keys, cache_entries,
         pages, prefix_k, prefix_v, prefix_pages, prefix_keys, scale, causal, left, right, softcap, splits, split_keys,
-        deterministic, batch_invariant, heads_first,
+        deterministic, batch_invariant, fp8, heads_first,
     )  # fmt: skip
 
 
@@ -200,13 +203,14 @@ def output(
     softcap: float = 0.0,
     deterministic: bool = True,
     batch_invariant: bool = False,
+    fp8: bool = False,
     heads_first: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """`attention` whose lse has no gradient: a call takes less of the host's time."""
     left, right = window
     return operators.call_for_output(
         q, k, v, bias, mask, sinks, alibi_slopes, seqlens_q, seqlens_k, None, None, None, None, None, None, None,
-        scale, causal, left, right, softcap, 0, 0, deterministic, batch_invariant, heads_first,
+        scale, causal, left, right, softcap, 0, 0, deterministic, batch_invariant, fp8, heads_first,
     )  # fmt: skip
 
 
@@ -227,6 +231,7 @@ def flash_attn_func(
     mask: Tensor | None = None,
     sinks: Tensor | None = None,
     batch_invariant: bool = False,
+    fp8: bool = False,
 ) -> Any:
     """Attention of sequences of one length.
 
@@ -242,7 +247,7 @@ def flash_attn_func(
         alibi_slopes: `float32[heads]` or `float32[batch, heads]`.
         deterministic: Whether gradients are the same bits in every run.
         return_attn_probs: Whether lse is returned, too.
-        bias, mask, sinks, batch_invariant: See `attention`.
+        bias, mask, sinks, batch_invariant, fp8: See `attention`.
 
     Returns:
         o, `[batch, seqlen_q, heads, dim_v]`; with `return_attn_probs` also lse, `float32[batch, heads, seqlen_q]`, and None.
@@ -255,7 +260,7 @@ def flash_attn_func(
     result = output(
         q, k, v, scale=softmax_scale, causal=causal, window=_window(window_size), softcap=softcap,
         alibi_slopes=alibi_slopes, deterministic=deterministic, bias=bias, mask=mask, sinks=sinks,
-        batch_invariant=batch_invariant,
+        batch_invariant=batch_invariant, fp8=fp8,
     )  # fmt: skip
     return (*result, None) if return_attn_probs else result[0]
 

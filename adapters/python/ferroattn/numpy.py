@@ -70,6 +70,7 @@ def attention(
     window: Window = _NO_WINDOW,
     softcap: float = 0.0,
     batch_invariant: bool = False,
+    fp8: bool = False,
     heads_first: bool = False,
 ) -> tuple[Any, Any]:
     """Computes `o = softmax(scale * q k^T + bias) v` and `lse`, the row log-sum-exp.
@@ -103,6 +104,7 @@ def attention(
         softcap: The bound `c` of scores, which become `c * tanh(score / c)`; 0 is none.
         batch_invariant: Whether results of a query have the same bits beside any neighbours in the batch, and in any chunk of
             its sequence; gradients beside any neighbours.
+        fp8: Whether q, k and v are rounded to e4m3, as on a GPU. Such a call has `causal` and `scale` alone, and no gradient.
         heads_first: Whether axes are `[batch, heads, seqlen, dim]`.
 
     Returns:
@@ -117,6 +119,7 @@ def attention(
     call.set_arrays(bias, mask, sinks, alibi_slopes)
     call.set_lengths(seqlens_q, seqlens_k, first_keys, cache_entries, pages)
     call.set_prefix(prefix, prefix_pages, prefix_keys)
+    call.options.fp8 = bool(fp8)
     o = np.empty((*call.q.shape[:-1], call.v.shape[-1]), call.q.dtype)
     lse = np.empty(call.rows, np.float32)
     _run("ferroattn_forward", call.args(_Forward, o=call.tensor("o", o), lse=call.tensor_of_rows("lse", lse)))
@@ -273,6 +276,8 @@ class _Options(ctypes.Structure):
         ("prefix_v", _TensorPointer),
         ("prefix_pages", _TensorPointer),
         ("prefix_keys", ctypes.c_uint64),
+        ("fp8", ctypes.c_uint32),
+        ("reserved", ctypes.c_uint32),
     ]
 
 

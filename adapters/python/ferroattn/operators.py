@@ -217,7 +217,7 @@ def _intern(scale: float | None, *numbers: Any) -> float:
     intern = _library.load().ferroattn_intern
     long, double = ctypes.c_int64, ctypes.c_double
     flag = ctypes.c_uint32
-    intern.argtypes = [double, flag, long, long, double, long, long, flag, flag, flag, flag]
+    intern.argtypes = [double, flag, long, long, double, long, long, flag, flag, flag, flag, flag]
     intern.restype = long
     return float(intern(math.nan if scale is None else scale, *numbers))
 

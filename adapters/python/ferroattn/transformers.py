@@ -3,12 +3,14 @@
     import ferroattn.transformers
     model = AutoModelForCausalLM.from_pretrained(name, attn_implementation="ferroattn")
 
-It reads masks of padding, packed sequences, sliding windows, softcaps and sinks as models pass them.
+It reads masks of padding, packed sequences, sliding windows, softcaps and sinks as models pass them. The name "ferroattn-fp8" does so, too,
+and rounds q, k and v of long prompts to e4m3.
 """
 
 from __future__ import annotations
 
 import weakref
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,6 +21,9 @@ from transformers.masking_utils import flash_attention_mask
 from .functions import output
 
 NAME = "ferroattn"
+NAME_FP8 = "ferroattn-fp8"
+# Queries from which a call is faster in FP8: to round k and v takes longer than to attend for fewer.
+FP8_QUERIES = 2048
 
 
 def attention_forward(
@@ -36,6 +41,7 @@ def attention_forward(
     position_ids: Tensor | None = None,
     cu_seq_lens_q: Tensor | None = None,
     cu_seq_lens_k: Tensor | None = None,
+    fp8: bool = False,
     **_: Any,
 ) -> tuple[Tensor, None]:
     """Attention of a layer, as `transformers` calls it.
@@ -53,6 +59,8 @@ def attention_forward(
         s_aux: Sinks, `[heads]`.
         position_ids: `[batch, seqlen_q]`; in a batch of one, sequences are packed where they start again.
         cu_seq_lens_q, cu_seq_lens_k: Offsets of packed sequences.
+        fp8: Whether calls that gain by it are computed in FP8: full or causal ones of FP8_QUERIES or more without a gradient, on the CPU
+            and on Hopper.
 
     Returns:
         o, `[batch, seqlen_q, heads, dim_v]`, and None.
@@ -89,14 +97,29 @@ def attention_forward(
         seen = key.shape[2]
         options["mask" if attention_mask.dtype == torch.bool else "bias"] = attention_mask[..., :seen]
         options["causal"], options["window"] = False, (-1, -1)
-    o, _lse = output(query, key, value, heads_first=True, **options)
+    fp8 = fp8 and _gains_by_fp8(query, key, value, options)
+    o, _lse = output(query, key, value, heads_first=True, fp8=fp8, **options)
     return o.transpose(1, 2), None
 
 
 def register() -> None:
-    """Makes `attn_implementation="ferroattn"` known to `transformers`; importing this module does."""
-    AttentionInterface.register(NAME, attention_forward)
-    AttentionMaskInterface.register(NAME, flash_attention_mask)
+    """Makes "ferroattn" and "ferroattn-fp8" known to `transformers`; importing this module does."""
+    for name, forward in ((NAME, attention_forward), (NAME_FP8, partial(attention_forward, fp8=True))):
+        AttentionInterface.register(name, forward)
+        AttentionMaskInterface.register(name, flash_attention_mask)
+
+
+def _gains_by_fp8(query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any]) -> bool:
+    """Whether a call is served in FP8, and faster."""
+    plain = {"softcap": 0.0, "sinks": None, "window": (-1, -1)}
+    return (
+        query.shape[2] >= FP8_QUERIES
+        and max(query.shape[3], value.shape[3]) <= 256
+        and all(options[name] == value for name, value in plain.items())
+        and not any(name in options for name in ("mask", "bias"))
+        and not (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (query, key, value)))
+        and (query.device.type == "cpu" or torch.cuda.get_device_capability(query.device)[0] == 9)
+    )
 
 
 def _dtype(module: nn.Module, query: Tensor) -> torch.dtype:

@@ -277,6 +277,32 @@ def test_batch_invariant_of_flash_attention(device: str) -> None:
     assert torch.equal(beside[20:], alone)
 
 
+@pytest.mark.parametrize("causal", [False, True])
+def test_fp8(device: str, causal: bool) -> None:
+    """Rounded inputs are near the others, and probabilities that are equal give the mean of values; there is no gradient."""
+    if device == "cuda" and torch.cuda.get_device_capability()[0] != 9:
+        pytest.skip("FP8 is for Hopper")
+    torch.manual_seed(4)
+    for dtype in types_of(device):
+        q, k, v = (torch.randn(2, 300, heads, 64, device=device).to(dtype) for heads in (4, 2, 2))
+        v = v + 1
+        o, lse = ferroattn.attention(q, k, v, causal=causal)
+        rounded, rounded_lse = ferroattn.attention(q, k, v, causal=causal, fp8=True)
+        assert (rounded - o).norm() < 0.04 * o.norm() and not torch.equal(rounded, o)
+        assert (rounded_lse - lse).abs().max() < 0.1
+        assert torch.equal(rounded, ferroattn.flash_attn_func(q, k, v, causal=causal, fp8=True))
+        mean, _ = ferroattn.attention(torch.zeros_like(q), k, v, causal=causal, fp8=True)
+        exact, _ = ferroattn.attention(torch.zeros_like(q), k, v, causal=causal)
+        assert (mean - exact).abs().max() < 0.15
+
+        q.requires_grad_()
+        for attend in (ferroattn.flash_attn_func, lambda *inputs, **options: ferroattn.attention(*inputs, **options)[0]):
+            with pytest.raises((NotImplementedError, ValueError), match="fp8"):
+                attend(q, k, v, causal=causal, fp8=True).sum().backward()
+        with pytest.raises(ValueError, match="fp8"):
+            ferroattn.attention(q, k, v, causal=causal, softcap=3.0, fp8=True)
+
+
 def test_wrong_arguments(device: str) -> None:
     q, k, v = (torch.randn(2, 5, 4, 16, device=device).to(torch.bfloat16) for _ in range(3))
     cu = offsets([5, 5], device)

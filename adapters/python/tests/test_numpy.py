@@ -524,6 +524,20 @@ def test_batch_invariant(dtype: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("causal", [False, True])
+def test_fp8(causal: bool, dtype: str) -> None:
+    rng = np.random.default_rng(11)
+    q, k, v, *_ = draw(rng, dtype_of(dtype), (2, 200, 4, 64), (2, 200, 2, 64))
+    o, lse = attention(q, k, v, causal=causal)
+    rounded, rounded_lse = attention(q, k, v, causal=causal, fp8=True)
+    error = np.linalg.norm(rounded.astype(np.float32) - o.astype(np.float32))
+    assert 0 < error < 0.06 * np.linalg.norm(o.astype(np.float32))
+    assert np.abs(rounded_lse - lse).max() < 0.1
+    with pytest.raises(ValueError, match="fp8"):
+        attention(q, k, v, causal=causal, window=(3, 3), fp8=True)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("page", [None, 1, 16])
 @pytest.mark.parametrize("keys", [0, 32, 37])
 def test_prefix(keys: int, page: int | None, dtype: str) -> None:

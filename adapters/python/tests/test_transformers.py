@@ -110,6 +110,25 @@ def test_packed_sequences(device: str) -> None:
     assert (by_offsets - apart).abs().max() <= rounding
 
 
+@pytest.mark.parametrize("rows", [16, 19])
+def test_fp8(device: str, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Long prompts are rounded, others are not, nor what needs a gradient."""
+    if device == "cuda" and torch.cuda.get_device_capability()[0] != 9:
+        pytest.skip("FP8 is for Hopper")
+    monkeypatch.setattr(ferroattn.transformers, "FP8_QUERIES", 17)
+    torch.manual_seed(0)
+    ids = torch.randint(0, 99, (3, rows), device=device)
+    plain, rounded = (model_of("llama", name, device).eval() for name in ("ferroattn", "ferroattn-fp8"))
+    with torch.no_grad():
+        logits, found = plain(input_ids=ids).logits, rounded(input_ids=ids).logits
+        assert (found - logits).norm() <= 0.05 * logits.norm()
+        assert torch.equal(found, logits) == (rows < 17)
+        mask = padding("left", rows).to(device)
+        padded = (model(input_ids=ids, attention_mask=mask).logits for model in (plain, rounded))
+        assert torch.equal(*padded)
+    assert torch.equal(plain(input_ids=ids).logits, rounded(input_ids=ids).logits)
+
+
 def test_generation(device: str) -> None:
     """Caches that grow and caches of a fixed length, with a padded batch."""
     if device != "cpu":
@@ -132,5 +151,6 @@ def test_dropout_is_refused(device: str) -> None:
         model(input_ids=torch.zeros(1, 4, dtype=torch.long, device=device))
 
 
-def test_the_name() -> None:
+def test_the_names() -> None:
     assert ferroattn.transformers.NAME == "ferroattn"
+    assert ferroattn.transformers.NAME_FP8 == "ferroattn-fp8"

@@ -6,6 +6,7 @@ mod arrays;
 mod case;
 mod csr;
 mod emulated;
+mod fp8;
 mod memory;
 mod merge;
 mod modifiers;

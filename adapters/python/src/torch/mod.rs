@@ -66,6 +66,7 @@ pub extern "C" fn ferroattn_intern(
     split_keys: i64,
     deterministic: u32,
     batch_invariant: u32,
+    fp8: u32,
     heads_first: u32,
     carries: u32,
 ) -> i64 {
@@ -79,6 +80,7 @@ pub extern "C" fn ferroattn_intern(
         split_keys,
         deterministic: deterministic != 0,
         batch_invariant: batch_invariant != 0,
+        fp8: fp8 != 0,
         heads_first: heads_first != 0,
     };
     let set = native::Set {

@@ -6,7 +6,7 @@ use super::forward::RawInputs;
 use super::prefix::Prefix;
 use super::tensor::{Tensor, Type};
 use super::value::Arguments;
-use ferroattn::{Attention, Dtype, RawBias, RawMask, RawOptions, RawTensor, Sequences};
+use ferroattn::{Attention, Dtype, Fp8, RawBias, RawMask, RawOptions, RawTensor, Sequences};
 
 /// How the axes of q, k, v and o are ordered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -124,6 +124,8 @@ pub struct Numbers {
     pub deterministic: bool,
     /// Whether results are the same bits beside any neighbours.
     pub batch_invariant: bool,
+    /// Whether q, k and v are rounded to e4m3.
+    pub fp8: bool,
     /// Whether heads come before rows in tensors of four axes.
     pub heads_first: bool,
 }
@@ -139,7 +141,8 @@ impl Numbers {
             .splits(count("splits", self.splits)?)
             .split_keys(count("split_keys", self.split_keys)?)
             .deterministic(self.deterministic)
-            .batch_invariant(self.batch_invariant);
+            .batch_invariant(self.batch_invariant)
+            .fp8(self.fp8.then(Fp8::new));
         if let Some(scale) = self.scale {
             attention = attention.scale(scale as f32);
         }
@@ -192,7 +195,8 @@ impl Options {
         format!(
             "Tensor? bias, Tensor? mask, Tensor? sinks, Tensor? alibi_slopes, Tensor? seqlens_q, Tensor? seqlens_k, \
              Tensor? first_keys, Tensor? cache_entries, Tensor? pages, {}, float? scale, bool causal, int left, int right, \
-             float softcap, int splits, int split_keys, bool deterministic, bool batch_invariant, bool heads_first",
+             float softcap, int splits, int split_keys, bool deterministic, bool batch_invariant, bool fp8, \
+             bool heads_first",
             Prefix::SIGNATURE
         )
     }
@@ -214,6 +218,7 @@ impl Options {
             split_keys: arguments.int(),
             deterministic: arguments.bool(),
             batch_invariant: arguments.bool(),
+            fp8: arguments.bool(),
             heads_first: arguments.bool(),
         };
         Ok(Options {

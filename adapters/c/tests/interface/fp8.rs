@@ -1,0 +1,120 @@
+//! Calls that round their inputs to e4m3.
+
+use crate::arrays::{Memory, on_devices};
+use crate::last_error;
+use ferroattn_c::forward::{FerroattnForward, ferroattn_forward};
+use ferroattn_c::options::FerroattnOptions;
+use ferroattn_c::status::FerroattnStatus;
+use ferroattn_c::tensor::FerroattnDtype;
+use half::f16;
+use std::mem::offset_of;
+use std::ptr::null_mut;
+
+/// Rows of q and k, which have one head of 16.
+const ROWS: usize = 3;
+const DIM: usize = 16;
+
+/// Queries of zeros, so that o is the mean of all values.
+fn call(memory: Memory, options: &FerroattnOptions) -> FerroattnForward {
+    let filled = |row: fn(usize) -> f32| {
+        let elements: Vec<f16> = (0..ROWS * DIM)
+            .map(|i| f16::from_f32(row(i / DIM)))
+            .collect();
+        memory.array(&elements, [1, 1, ROWS, DIM])
+    };
+    FerroattnForward {
+        struct_size: size_of::<FerroattnForward>() as u32,
+        dtype: FerroattnDtype::F16 as u32,
+        options,
+        q: filled(|_| 0.0),
+        k: filled(|row| row as f32),
+        // In e4m3 the first one would be 320: values lose their mean first.
+        v: filled(|row| 300.0 + row as f32),
+        o: filled(|_| f32::NAN),
+        lse: memory.array(&[f32::NAN; ROWS], [1, 1, ROWS]),
+    }
+}
+
+fn run(memory: Memory, args: &FerroattnForward) -> FerroattnStatus {
+    // SAFETY: the device is open, the structs live, and the tensors are the device's memory, of this call alone.
+    unsafe { ferroattn_forward(memory.0, args, 0, 0, null_mut()) }
+}
+
+#[test]
+fn calls_are_rounded() {
+    on_devices(|memory| {
+        let options = FerroattnOptions {
+            fp8: 1,
+            ..FerroattnOptions::default()
+        };
+        let args = call(memory, &options);
+        match run(memory, &args) {
+            FerroattnStatus::Ok => {
+                let o: Vec<f16> = memory.numbers(&args.o, ROWS * DIM);
+                assert!(o.iter().all(|&o| o == f16::from_f32(301.0)), "{o:?}");
+            }
+            // The emulated GPU is no Hopper.
+            status => {
+                assert_eq!(status, FerroattnStatus::Unsupported);
+                assert!(last_error().contains("fp8"), "{}", last_error());
+            }
+        }
+        memory.expect_no_gradients(&args, &options, "fp8");
+    });
+}
+
+#[test]
+fn wrong_calls_are_refused() {
+    on_devices(|memory| {
+        let slopes = memory.array(&[0.5_f32], [1, 1]);
+        let fp8 = FerroattnOptions {
+            fp8: 1,
+            ..FerroattnOptions::default()
+        };
+        for (options, reason) in [
+            (FerroattnOptions { fp8: 2, ..fp8 }, "fp8 is 2"),
+            (FerroattnOptions { reserved: 1, ..fp8 }, "reserved is 1"),
+            (
+                FerroattnOptions {
+                    softcap: 2.0,
+                    ..fp8
+                },
+                "softcap",
+            ),
+            (FerroattnOptions { splits: 2, ..fp8 }, "splits"),
+            (
+                FerroattnOptions {
+                    split_keys: 64,
+                    ..fp8
+                },
+                "split_keys",
+            ),
+            (
+                FerroattnOptions {
+                    alibi: &slopes,
+                    ..fp8
+                },
+                "alibi",
+            ),
+        ] {
+            let status = run(memory, &call(memory, &options));
+            assert_ne!(status, FerroattnStatus::Ok, "{reason}");
+            assert!(last_error().contains(reason), "{reason}: {}", last_error());
+        }
+    });
+}
+
+/// A program of the fourth version has no such field.
+#[test]
+fn options_of_the_fourth_version_have_no_fp8() {
+    on_devices(|memory| {
+        let options = FerroattnOptions {
+            struct_size: offset_of!(FerroattnOptions, fp8) as u32,
+            fp8: 7,
+            reserved: 7,
+            ..FerroattnOptions::default()
+        };
+        let status = run(memory, &call(memory, &options));
+        assert_eq!(status, FerroattnStatus::Ok, "{}", last_error());
+    });
+}
