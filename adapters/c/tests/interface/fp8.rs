@@ -2,11 +2,11 @@
 
 use crate::arrays::{Memory, on_devices};
 use crate::last_error;
+use ferroattn::f16;
 use ferroattn_c::forward::{FerroattnForward, ferroattn_forward};
 use ferroattn_c::options::FerroattnOptions;
 use ferroattn_c::status::FerroattnStatus;
 use ferroattn_c::tensor::FerroattnDtype;
-use half::f16;
 use std::mem::offset_of;
 use std::ptr::null_mut;
 
