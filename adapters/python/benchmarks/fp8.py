@@ -55,7 +55,7 @@ def compare(name: str, q: Tensor, k: Tensor, v: Tensor) -> None:
 
 
 def errors() -> None:
-    """By length, with values of mean 0 and of mean 1; and the outliers of FlashAttention-3's paper: N(0, 100) added to one in 1000."""
+    """By length, with values of mean 0 and of mean 1; and with FlashAttention-3's outliers: N(0, 100) added to one in 1000."""
     print(f"{'inputs, float16':36} {'kernel':8} {'norm':>10} {'RMSE':>10} {'lost':>11}")
     torch.manual_seed(0)
     for rows in (1024, 4096, 16384, 65536):

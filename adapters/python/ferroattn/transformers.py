@@ -3,8 +3,8 @@
     import ferroattn.transformers
     model = AutoModelForCausalLM.from_pretrained(name, attn_implementation="ferroattn")
 
-It reads masks of padding, packed sequences, sliding windows, softcaps and sinks as models pass them. The name "ferroattn-fp8" does so,
-too, and rounds q, k and v of long prompts to e4m3.
+It reads masks of padding, packed sequences, sliding windows, softcaps and sinks as models pass them. So does the name
+"ferroattn-fp8", which rounds q, k and v of long prompts to e4m3.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ def attention_forward(
         s_aux: Sinks, `[heads]`.
         position_ids: `[batch, seqlen_q]`; in a batch of one, sequences are packed where they start again.
         cu_seq_lens_q, cu_seq_lens_k: Offsets of packed sequences.
-        fp8: Whether calls that gain by it are computed in FP8: full or causal ones of FP8_QUERIES or more without a gradient, on
-            the CPU and on Hopper.
+        fp8: Whether calls that gain by it are computed in FP8: full or causal ones of FP8_QUERIES or more without a gradient,
+            on the CPU and on Hopper.
 
     Returns:
         o, `[batch, seqlen_q, heads, dim_v]`, and None.
