@@ -289,7 +289,7 @@ def test_fp8(device: str, causal: bool) -> None:
         o, lse = ferroattn.attention(q, k, v, causal=causal)
         rounded, rounded_lse = ferroattn.attention(q, k, v, causal=causal, fp8=True)
         assert (rounded - o).norm() < 0.04 * o.norm() and not torch.equal(rounded, o)
-        assert (rounded_lse - lse).abs().max() < 0.1
+        assert (rounded_lse - lse).abs().max() < 0.25
         assert torch.equal(rounded, ferroattn.flash_attn_func(q, k, v, causal=causal, fp8=True))
         mean, _ = ferroattn.attention(torch.zeros_like(q), k, v, causal=causal, fp8=True)
         exact, _ = ferroattn.attention(torch.zeros_like(q), k, v, causal=causal)
@@ -297,7 +297,7 @@ def test_fp8(device: str, causal: bool) -> None:
 
         q.requires_grad_()
         for attend in (ferroattn.flash_attn_func, lambda *inputs, **options: ferroattn.attention(*inputs, **options)[0]):
-            with pytest.raises((NotImplementedError, ValueError), match="fp8"):
+            with pytest.raises(RuntimeError, match="there are no gradients of a call with fp8"):
                 attend(q, k, v, causal=causal, fp8=True).sum().backward()
         with pytest.raises(ValueError, match="fp8"):
             ferroattn.attention(q, k, v, causal=causal, softcap=3.0, fp8=True)

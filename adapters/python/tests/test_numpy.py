@@ -532,7 +532,7 @@ def test_fp8(causal: bool, dtype: str) -> None:
     rounded, rounded_lse = attention(q, k, v, causal=causal, fp8=True)
     error = np.linalg.norm(rounded.astype(np.float32) - o.astype(np.float32))
     assert 0 < error < 0.06 * np.linalg.norm(o.astype(np.float32))
-    assert np.abs(rounded_lse - lse).max() < 0.1
+    assert np.abs(rounded_lse - lse).max() < 0.25
     with pytest.raises(ValueError, match="fp8"):
         attention(q, k, v, causal=causal, window=(3, 3), fp8=True)
 

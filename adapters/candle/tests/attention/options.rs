@@ -42,7 +42,7 @@ fn fp8() -> Result<()> {
     let rounded = attention.clone().fp8(true).forward(&q, &k, &v)?;
     let norm = |t: Tensor| t.sqr()?.sum_all()?.sqrt()?.to_scalar::<f32>();
     let error = norm((&rounded - &o)?)? / norm(o)?;
-    assert!(error > 0.0 && error < 0.06, "{error}");
+    assert!(error > 0.0 && error < 0.1, "{error}");
     let refused = attention.softcap(3.0).fp8(true).forward(&q, &k, &v);
     let refused = refused.expect_err("no softcap in FP8").to_string();
     assert!(
