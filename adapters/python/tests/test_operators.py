@@ -34,7 +34,7 @@ def arguments(
 ) -> tuple[Any, ...]:  # fmt: skip
     """Arguments of the operator `forward`."""
     tensors = (q, k, v, bias, None, sinks, None, cu, cu, None, None, None, None, None, None)
-    return (*tensors, None, None, True, -1, -1, 0.0, 0, 0, True, False, heads_first)
+    return (*tensors, None, None, True, -1, -1, 0.0, 0, 0, True, False, False, heads_first)
 
 
 def test_checks_of_pytorch(device: str) -> None:

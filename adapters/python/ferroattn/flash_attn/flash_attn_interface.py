@@ -181,7 +181,7 @@ def _forward(
     with torch.no_grad():
         return operators.call(
             q, k, v, None, None, None, alibi_slopes, seqlens_q, seqlens_k, first_keys, None, None,
-            None, None, None, None, scale, causal, left, right, softcap, splits, 0, True, False, False,
+            None, None, None, None, scale, causal, left, right, softcap, splits, 0, True, False, False, False,
         )  # fmt: skip
 
 
@@ -195,7 +195,7 @@ def _backward(
     gradients = [torch.empty_like(x) if d is None else d for d, x in zip(given, (q, k, v), strict=True)]
     options: tuple[Any, ...] = (
         None, None, None, alibi_slopes, seqlens_q, seqlens_k, None, None, None, None, None, None, None,
-        scale, causal, left, right, softcap, 0, 0, deterministic, False, False,
+        scale, causal, left, right, softcap, 0, 0, deterministic, False, False, False,
     )  # fmt: skip
     with torch.no_grad():
         operators.call_into(*gradients, d_o, None, q, k, v, o, lse, False, False, *options)
