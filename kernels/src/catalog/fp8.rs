@@ -12,7 +12,8 @@ const fn of_roles(consumers: u32, stages: u32) -> Tile {
     Tile::new(ROWS * consumers, 128, 4 * (consumers + 1), stages)
 }
 
-/// O takes `dim / 2` registers, S 32, and P 16. At 64 there is room for four warpgroups, which hide more of what each waits for; at 128 for Q.
+/// O takes `dim / 2` registers, S 32, and P 16. At 64 there is room for four warpgroups, which hide more of what each waits for; at 128
+/// for Q.
 pub(super) const SM90: Tiles = &[
     (64, of_roles(4, 8)),
     (
