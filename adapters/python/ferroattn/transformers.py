@@ -22,8 +22,8 @@ from .functions import output
 
 NAME = "ferroattn"
 NAME_FP8 = "ferroattn-fp8"
-# Queries from which calls are in FP8. Inputs are rounded first: at D = 128 causal calls of 4096 are slower than in 16 bits, and those
-# of 16384 faster (docs/fp8.md); between these nothing was measured.
+# Queries from which calls are in FP8. Inputs are rounded first: at D = 128 causal calls of 4096 are slower than in 16 bits, and
+# those of 16384 faster (docs/fp8.md); between these nothing was measured.
 FP8_QUERIES = 8192
 
 
