@@ -1,14 +1,15 @@
 //! Attention in FP8: against the exact result of rounded inputs.
 
+mod e4m3;
 mod rounded;
 
 use crate::repeats::repeat;
 use crate::special_values;
-use ferroattn::{Class, Device, Dtype, Problem, Rounded, bf16, f16};
+use ferroattn::{Class, Device, Dtype, Fp8, Problem, Rounded, bf16, f16};
 use ndarray::{Array1, Array2, Array4, Axis, s};
 use proptest::prelude::*;
 use tests::strategy::{cases, check_some, few};
-use tests::{Case, Inputs, Outcome, PASSED, Test};
+use tests::{Case, Outcome, PASSED, Test};
 
 /// The tests of this file.
 pub fn tests() -> Vec<Test> {
@@ -32,8 +33,16 @@ pub fn tests() -> Vec<Test> {
             hidden(device, &case)?;
             PASSED
         }),
-        Test::new("outliers", outliers),
+        Test::new("outliers", |device| outliers(device, in_fp8)),
         Test::new("no_more_than_rounding", no_more_than_rounding),
+        Test::new("rotated", |device| {
+            check_some(
+                device,
+                few(device, 10),
+                cases().prop_map(in_fp8).prop_map(rotated),
+            )
+        }),
+        Test::new("rotated_outliers", |device| outliers(device, rotated)),
         Test::new("repeats", |device| {
             repeat::<f16>(
                 device,
@@ -50,6 +59,7 @@ pub fn tests() -> Vec<Test> {
     everywhere.extend(special.map(|(name, special)| {
         Test::new(name, move |device| special(device, &variants_on(device)))
     }));
+    everywhere.extend(e4m3::tests());
     let of_workspaces = [
         Test::new("rounded_f16", rounded::rounded::<f16>),
         Test::new("rounded_bf16", rounded::rounded::<bf16>),
@@ -57,6 +67,10 @@ pub fn tests() -> Vec<Test> {
     let emulated = everywhere.iter().chain(&of_workspaces);
     let emulated = emulated.filter_map(|test| test.emulated_as(Class::Sm90));
     let mut tests: Vec<_> = emulated.collect();
+    tests.push(Test::emulator(
+        "e4m3_one_level_loses_more",
+        e4m3::one_level_loses_more,
+    ));
     tests.extend(everywhere.into_iter().map(Test::not_emulated));
     tests.extend(of_workspaces.into_iter().map(Test::on_gpus));
     tests.push(Test::cpu("in_f32", |device| {
@@ -75,6 +89,12 @@ pub fn in_fp8(case: Case) -> Case {
         kernel: None,
         ..case.in_fp8()
     }
+}
+
+/// The case in FP8, with q and k rotated.
+fn rotated(mut case: Case) -> Case {
+    case.modifiers.hadamard = true;
+    case
 }
 
 /// Both dtypes and masks, and all head dims.
@@ -185,8 +205,8 @@ pub fn hidden(device: &Device, case: &Case) -> Result<(), libtest_mimic::Failed>
 }
 
 /// One number in a thousand a hundred times as large, and rows and blocks of all sizes, zeros among them.
-fn outliers(device: &Device) -> Outcome {
-    for case in variants(&Case::default()) {
+fn outliers(device: &Device, of: fn(Case) -> Case) -> Outcome {
+    for case in variants(&Case::default()).into_iter().map(of) {
         let mut inputs = case.inputs();
         for tensor in [&mut inputs.q, &mut inputs.k, &mut inputs.v] {
             let numbers = tensor.iter_mut().enumerate();
@@ -222,7 +242,9 @@ fn no_more_than_rounding(device: &Device) -> Outcome {
         inputs.v += mean;
         let found = case.run(device, &inputs)?;
         let problem = case.problem()?;
-        let [exact, ideal] = [false, true].map(|rounds| in_f64(&problem, &inputs, rounds));
+        let [q, k, v] = [&inputs.q, &inputs.k, &inputs.v].map(|x| x.mapv(f16::from_f32));
+        let rounded = Rounded::new(Fp8::new(), &problem, q.view(), k.view(), v.view());
+        let [exact, ideal] = [false, true].map(|rounds| in_f64(&problem, &rounded, rounds));
         let error = |o: &Array4<f64>| (o - &exact).mapv(|x| x * x).sum().sqrt();
         let found = error(&found.o.mapv(f64::from));
         // o is rounded to f16, too.
@@ -234,10 +256,9 @@ fn no_more_than_rounding(device: &Device) -> Outcome {
     PASSED
 }
 
-/// o of rounded inputs, with probabilities as they are or rounded to three bits behind the point.
-fn in_f64(problem: &Problem, inputs: &Inputs, rounds: bool) -> Array4<f64> {
-    let [q, k, v] = [&inputs.q, &inputs.k, &inputs.v].map(|x| x.mapv(f16::from_f32));
-    let Rounded { q, k, v, means, .. } = Rounded::new(problem, q.view(), k.view(), v.view());
+/// o of the first head of rounded inputs, with probabilities as they are or rounded to three bits behind the point.
+fn in_f64(problem: &Problem, rounded: &Rounded, rounds: bool) -> Array4<f64> {
+    let Rounded { q, k, v, means, .. } = rounded.clone();
     let [q, k, v] = [q, k, v].map(|x| x.index_axis_move(Axis(0), 0).index_axis_move(Axis(0), 0));
     let [q, k, v] = [q, k, v].map(|x| x.mapv(f64::from));
     let scores = q.dot(&k.t()) * f64::from(problem.scale);

@@ -41,6 +41,8 @@ pub struct Modifiers {
     pub dim_v: Option<usize>,
     /// Whether inputs are rounded to e4m3.
     pub fp8: bool,
+    /// Whether q and k are rotated before.
+    pub hadamard: bool,
 }
 
 /// A cache of keys and values.
@@ -149,7 +151,7 @@ enum Mask {
 pub struct ModifierTensors {
     softcap: Option<f32>,
     window: Window,
-    fp8: bool,
+    fp8: Option<Fp8>,
     alibi: Option<Tensor<f32, 2>>,
     sinks: Option<Tensor<f32, 1>>,
     bias: Option<Bias>,
@@ -318,7 +320,7 @@ impl Modifiers {
             mask: mask.transpose()?,
             softcap: self.softcap,
             window: self.window,
-            fp8: self.fp8,
+            fp8: self.fp8.then(|| Fp8::new().hadamard(self.hadamard)),
             alibi: alibi.transpose()?,
             sinks: sinks.transpose()?,
             sequences: sequences.transpose()?,
@@ -410,7 +412,7 @@ impl ModifierTensors {
     /// A call with these options.
     pub fn of<'a>(&'a self, call: Attention<'a>) -> Attention<'a> {
         let mut call = call.window(self.window.left, self.window.right);
-        call = call.fp8(self.fp8.then(Fp8::new));
+        call = call.fp8(self.fp8);
         if let Some(softcap) = self.softcap {
             call = call.softcap(softcap);
         }

@@ -86,6 +86,7 @@ pub use decoder::{Decoder, DecoderShape};
 pub use device::{Class, Device, Event, Facts, Stream};
 pub use dtype::Dtype;
 pub use error::{Error, ErrorKind, Result};
+pub use float8::F8E4M3;
 pub use forward::{Problem, RawForward, choice as kernel};
 #[cfg(feature = "cpu")]
 pub use forward::{Rounded, check, reference};
@@ -101,7 +102,7 @@ pub use merge::{
 pub use options::HostOptions;
 pub use options::{
     CustomArray, CustomKernels, Fp8, MaskElement, ParseWindowError, RawArray, RawBias, RawCustom,
-    RawMask, RawOptions, RawPrefix, RawSequences, Sequences, Window, alibi_slopes,
+    RawE4m3, RawMask, RawOptions, RawPrefix, RawSequences, Sequences, Window, alibi_slopes,
 };
 pub use plan::{Plan, Step};
 pub use ptx::Modules as CustomModules;

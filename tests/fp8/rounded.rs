@@ -10,7 +10,7 @@ use std::mem::offset_of;
 use std::ptr::null_mut;
 use tests::{Case, Outcome, PASSED};
 
-/// Rounded inputs, scales and means equal those of `Rounded`. Zeros lie behind rows of q and k, no NaN behind keys of v.
+/// Rounded inputs, rotated or not, scales and means equal those of `Rounded`. Zeros lie behind rows of q and k, no NaN behind keys of v.
 pub fn rounded<T: Element>(device: &Device) -> Outcome {
     for (seqlen_q, seqlen_kv, dim) in [(1, 1, 8), (130, 129, 72), (3, 2500, 40), (200, 300, 256)] {
         let case = Case {
@@ -23,12 +23,14 @@ pub fn rounded<T: Element>(device: &Device) -> Outcome {
             dim,
             ..Case::default()
         };
-        compare::<T>(device, &case)?;
+        for hadamard in [false, true] {
+            compare::<T>(device, &case, Fp8::new().hadamard(hadamard))?;
+        }
     }
     PASSED
 }
 
-fn compare<T: Element>(device: &Device, case: &Case) -> Outcome {
+fn compare<T: Element>(device: &Device, case: &Case, fp8: Fp8) -> Outcome {
     let (problem, inputs) = (case.problem()?, case.inputs());
     let mut numbers = [inputs.q, inputs.k, inputs.v];
     for tensor in &mut numbers {
@@ -44,7 +46,7 @@ fn compare<T: Element>(device: &Device, case: &Case) -> Outcome {
     }
     numbers[2] += 0.5;
     let [q, k, v] = numbers.map(|tensor| tensor.mapv(T::from_f32));
-    let expected = Rounded::new(&problem, q.view(), k.view(), v.view());
+    let expected = Rounded::new(fp8, &problem, q.view(), k.view(), v.view());
     let device_copy = |x: &Array4<T>| {
         let shape = x.dim().into();
         Tensor::new(device, shape, x.as_slice().expect("row-major"))
@@ -60,7 +62,7 @@ fn compare<T: Element>(device: &Device, case: &Case) -> Outcome {
         lse: lse.as_raw_mut(),
         options: RawOptions::default(),
     };
-    let attention = Attention::new().fp8(Fp8::new());
+    let attention = Attention::new().fp8(fp8);
     let plan = attention.plan(device.facts(), T::DTYPE, &args)?;
     let memory = vec![0xff_u8; plan.workspace_bytes];
     let mut memory = Tensor::new(device, [memory.len()], &memory)?;

@@ -22,6 +22,7 @@ pub(super) fn decode(d: &mut Decoder) -> Decoded {
     rest.retain(|modifier| !orders.contains(modifier));
     match rest.as_slice() {
         ["global", "add", "u32" | "s32"] => update(d, gives, u32::wrapping_add),
+        ["global", "max", "u32"] => update(d, gives, u32::max),
         ["global", "add", "u64"] => update(d, gives, u64::wrapping_add),
         ["global", "add", "v4", "f32"] if !gives => add_vector(d),
         ["global", "add", "f32"] => update(d, gives, |a, b| {

@@ -309,7 +309,7 @@ impl<'a> Attention<'a> {
     }
 
     /// These options with another one, that borrows for a shorter time.
-    fn with<'b>(&self, set: impl FnOnce(&mut Attention<'b>)) -> Attention<'b>
+    pub(crate) fn with<'b>(&self, set: impl FnOnce(&mut Attention<'b>)) -> Attention<'b>
     where
         'a: 'b,
     {

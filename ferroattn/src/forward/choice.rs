@@ -199,7 +199,11 @@ fn obstacle(
             return Some("copies what other kernels compute with".to_owned());
         }
         Family::Auxiliary(
-            Auxiliary::RoundRows(_) | Auxiliary::Moments(_) | Auxiliary::RoundValues(_),
+            Auxiliary::RoundRows(_)
+            | Auxiliary::Moments(_)
+            | Auxiliary::RoundValues(_)
+            | Auxiliary::ScaleRows
+            | Auxiliary::TransposeValues,
         ) => return Some("rounds what other kernels compute with".to_owned()),
         Family::Auxiliary(Auxiliary::Ranges | Auxiliary::Blocks) => {
             return Some("finds what queries and keys see".to_owned());
@@ -221,7 +225,7 @@ fn obstacle(
         Some("multiplies e4m3, for calls with fp8".to_owned())
     } else if let Some(option) = match forward.kind.main_loop {
         Loop::Latent => options::first_of_scores(problem, options),
-        Loop::Fp8 => options::first_beside_fp8(problem, options),
+        Loop::Fp8 | Loop::Fp8TwoLevels => options::first_beside_fp8(problem, options),
         _ if options.fp8.is_some() => Some(options::FP8),
         _ if forward.kind.has_pairs() => None,
         _ if forward.kind.mask.has_options() => options::first_of_pairs(problem, options),

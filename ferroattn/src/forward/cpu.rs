@@ -6,6 +6,7 @@ use crate::empty;
 use crate::error::Result;
 use crate::options::{Head, HostOptions, Sequence};
 use crate::tensor::{Dtype, Element};
+use float8::F8E4M3;
 use half::{bf16, f16};
 use ndarray::{Array2, Array4, ArrayView2, ArrayView4, ArrayViewMut1, ArrayViewMut4, Axis, Zip};
 use ndarray::{linalg::general_mat_mul, s};
@@ -40,37 +41,52 @@ unsafe fn forward_of<T: Element>(problem: &Problem, args: &RawForward) -> Result
         unsafe { empty::cpu::forward::<T>(args) };
         return Ok(());
     }
-    // SAFETY: the caller vouches for the memory, and that nothing writes the inputs.
-    let [q, k, v] = [args.q, args.k, args.v].map(|input| unsafe { input.view::<T, _>() });
     // SAFETY: the caller vouches for the memory, and that nothing else touches it. The call found a place for every
     // element.
     let (o, mut lse) = unsafe { (args.o.view_mut(), args.lse.view_mut()) };
     let lse = lse.as_slice_mut().expect("contiguous");
     // SAFETY: the caller vouches for the memory, and that nothing writes the inputs.
-    let options = unsafe { args.options.host(problem, args.k.shape[0]) }?;
-    match args.options.fp8 {
-        None => forward(problem, &options, q, k, v, o, lse),
-        Some(_) => forward_fp8(problem, &options, [q, k, v], o, lse),
+    unsafe {
+        let options = args.options.host(problem, args.k.shape[0])?;
+        let inputs = [args.q, args.k, args.v];
+        if let Some(e4m3) = args.options.e4m3 {
+            let fp8 = args.options.fp8.unwrap_or_default();
+            let inputs = inputs.map(|input| input.view::<F8E4M3, _>());
+            let ones = Array2::ones((problem.batch, problem.kv_heads));
+            let descales = e4m3
+                .descales()
+                .map(|descale| descale.map_or(ones.view(), |descale| descale.view()));
+            let rounded = Rounded::of_e4m3(fp8, problem, inputs, descales);
+            forward_rounded(problem, &options, &rounded, o, lse);
+            return Ok(());
+        }
+        let [q, k, v] = inputs.map(|input| input.view::<T, _>());
+        match args.options.fp8 {
+            None => forward(problem, &options, q, k, v, o, lse),
+            Some(fp8) => {
+                let rounded = Rounded::new(fp8, problem, q, k, v);
+                forward_rounded(problem, &options, &rounded, o, lse);
+            }
+        }
     }
     Ok(())
 }
 
-/// [`forward`] of rounded q, k and v.
-fn forward_fp8<T: Element>(
+/// [`forward`] of rounded inputs.
+fn forward_rounded<T: Element>(
     p: &Problem,
     options: &HostOptions,
-    [q, k, v]: [ArrayView4<T>; 3],
+    rounded: &Rounded,
     mut o: ArrayViewMut4<T>,
     lse: &mut [f32],
 ) {
-    let Rounded { q, k, v, .. } = Rounded::new(p, q, k, v);
     let mut wide = Array4::<f32>::zeros(o.raw_dim());
     forward(
-        p,
+        &rounded.problem(p),
         options,
-        q.view(),
-        k.view(),
-        v.view(),
+        rounded.q.view(),
+        rounded.k.view(),
+        rounded.v.view(),
         wide.view_mut(),
         lse,
     );

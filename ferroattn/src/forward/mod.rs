@@ -8,6 +8,7 @@ pub mod check;
 pub mod choice;
 #[cfg(feature = "cpu")]
 pub(crate) mod cpu;
+mod e4m3;
 mod fold;
 mod fp8;
 pub(crate) mod main_kernel;

@@ -46,7 +46,7 @@ pub(super) fn plan(
     }
     match draft.kernel.map_dim {
         Some(dim) if draft.kernel.is_fp8 => {
-            draft.launch_fp8(problem, dim, facts.multiprocessors)?;
+            draft.launch_fp8(problem, args, dim, facts.multiprocessors)?;
         }
         // A block computes one tile.
         Some(dim) if draft.kernel.values_in_keys => draft.launch_by_maps(problem, dim, u32::MAX)?,
@@ -225,12 +225,21 @@ impl Draft {
         if let Some(table) = args.options.pages {
             options.pages = pages(table, args.k.shape[2], kernel.keys / kernel.v_chunks);
         }
-        let mut keys = |input, place| steps.spread_input(input, spread.as_ref(), place);
+        // Kernels read rows of e4m3 wherever they lie.
+        let is_e4m3 = args.options.e4m3.is_some();
+        let mut keys = |input: RawTensor, place| match is_e4m3 {
+            true => Ok(input.into()),
+            false => steps.spread_input(input, spread.as_ref(), place),
+        };
         let k = keys(args.k, offset_of!(ForwardParams, k.address))?;
         let v = keys(args.v, offset_of!(ForwardParams, v.address))?;
+        let q = match is_e4m3 {
+            true => args.q.into(),
+            false => steps.input(args.q, offset_of!(ForwardParams, q.address))?,
+        };
         // All of these fit: the grid holds all heads, and `validate` bounds the lengths and the dim.
         let params = ForwardParams {
-            q: steps.input(args.q, offset_of!(ForwardParams, q.address))?,
+            q,
             k,
             v,
             o,

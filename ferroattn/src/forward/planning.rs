@@ -12,7 +12,7 @@ use crate::device::plans::Call;
 use crate::device::{Device, Facts};
 use crate::empty;
 use crate::error::{Error, Result};
-use crate::options::{self, FP8, INVARIANT, RawOptions};
+use crate::options::{self, FP8, Fp8, INVARIANT, RawOptions};
 use crate::plan::{CPU, EMPTY, Plan, Steps};
 use crate::tensor::{Dtype, expect_shape};
 use std::sync::Arc;
@@ -34,7 +34,12 @@ impl Attention<'_> {
         let pages = pages.map(|[_, most]| most);
         let [of_k, of_v] = read_shapes(q.shape, k.shape, v.shape, has_cache, pages)?;
         let problem = self.problem_of_entries(q.shape, of_k, of_v)?;
-        let options = options.or(self.tensors.raw(&problem)?);
+        let mut options = options.or(self.tensors.raw(&problem)?);
+        if options.e4m3.is_some() {
+            options.fp8 = options.fp8.or(Some(Fp8::new()));
+        } else if self.tensors.descales.is_some() {
+            return Err(Error::NoOption("descales of inputs that are not e4m3"));
+        }
         options.validate(&problem)?;
         expect_shape("o", &problem.o_shape(), &o.shape)?;
         expect_shape("lse", &problem.lse_shape(), &lse.shape)?;

@@ -36,6 +36,7 @@ pub fn request(dtype: Dtype, problem: &Problem, options: &RawOptions, facts: &Fa
         values_in_keys: options.values_in_keys
             && options::first_of_scores(problem, options).is_none(),
         fp8: options.fp8.is_some(),
+        e4m3: options.e4m3.is_some(),
         invariant: options.batch_invariant,
         seqlen_q: problem.seqlen_q as u32,
         group: u32::try_from(problem.group()).unwrap_or(u32::MAX),

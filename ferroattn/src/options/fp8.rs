@@ -1,5 +1,9 @@
 //! Attention in FP8.
 
+use crate::error::Result;
+use crate::forward::Problem;
+use crate::tensor::{RawTensor, expect_shape};
+
 /// How q, k and v are rounded to e4m3, for [`Attention::fp8`](crate::Attention::fp8).
 ///
 /// e4m3 has three bits behind the point, and numbers up to 448. Each row of q is scaled, and each block of 128 keys. The values lose the
@@ -7,7 +11,10 @@
 /// rounded to e4m3, too.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
-pub struct Fp8 {}
+pub struct Fp8 {
+    /// Whether q and k are [rotated](Self::hadamard).
+    pub hadamard: bool,
+}
 
 impl Fp8 {
     /// The rounding of a call whose inputs have more bits.
@@ -25,6 +32,60 @@ impl Fp8 {
     /// ```
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// Rotates rows of q and k before they are rounded, by a Hadamard matrix whose columns have random signs. Scores stay; an outlier
+    /// spreads over its row, so that it costs the other elements fewer digits. Default: off.
+    ///
+    /// Source: FlashAttention-3 (Shah et al. 2024), section 3.3.
+    ///
+    /// ```
+    /// # fn main() -> ferroattn::Result<()> {
+    /// use ferroattn::{Attention, Fp8, Tensor};
+    ///
+    /// // A score of 1 beside a large element, which leaves e4m3 no digits for it.
+    /// let q = Tensor::from_vec([1, 1, 1, 2], vec![1000.0_f32, 1.0])?;
+    /// let k = Tensor::from_vec([1, 1, 2, 2], vec![0.0_f32, 0.0, 0.0, 1.0])?;
+    /// let v = Tensor::from_vec([1, 1, 2, 1], vec![0.0_f32, 1.0])?;
+    /// let rotated = Fp8::new().hadamard(true);
+    /// let (o, _) = Attention::new().scale(1.0).fp8(rotated).forward(&q, &k, &v)?;
+    /// assert!(o.to_vec()?[0] < 1.0);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn hadamard(mut self, hadamard: bool) -> Self {
+        self.hadamard = hadamard;
+        self
+    }
+}
+
+/// What multiplies q, k and v of e4m3, by address: `f32[batch, kv_heads]` of any strides, or nothing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub struct RawE4m3 {
+    /// Of the queries; query heads of a group share a number.
+    pub q_descale: Option<RawTensor<2>>,
+    /// Of the keys.
+    pub k_descale: Option<RawTensor<2>>,
+    /// Of the values.
+    pub v_descale: Option<RawTensor<2>>,
+}
+
+impl RawE4m3 {
+    /// The numbers of q, k and v, in this order.
+    pub(crate) fn descales(&self) -> [Option<RawTensor<2>>; 3] {
+        [self.q_descale, self.k_descale, self.v_descale]
+    }
+
+    pub(super) fn validate(&self, p: &Problem) -> Result<()> {
+        let names = ["q_descale", "k_descale", "v_descale"];
+        for (name, descale) in names.into_iter().zip(self.descales()) {
+            if let Some(descale) = descale {
+                expect_shape(name, &[p.batch, p.kv_heads], &descale.shape)?;
+                descale.expect_span(name)?;
+            }
+        }
+        Ok(())
     }
 }
 

@@ -31,7 +31,7 @@ mod window;
 pub(crate) use blocks::{Tiles, WARPGROUP_ROWS};
 pub(crate) use custom::BorrowedCustom;
 pub use custom::{CustomArray, CustomKernels, RawArray, RawCustom};
-pub use fp8::Fp8;
+pub use fp8::{Fp8, RawE4m3};
 #[cfg(feature = "cpu")]
 pub use head::HostOptions;
 #[cfg(feature = "cpu")]
@@ -90,6 +90,7 @@ pub(crate) fn first(p: &Problem, tensors: &RawOptions) -> Option<&'static str> {
         ("custom", tensors.custom.is_some()),
         (INVARIANT, tensors.batch_invariant),
         (FP8, tensors.fp8.is_some()),
+        ("e4m3", tensors.e4m3.is_some()),
     ];
     let (name, _) = options.into_iter().find(|(_, is_on)| *is_on)?;
     Some(name)
@@ -109,6 +110,7 @@ pub(crate) fn first_beside_fp8(p: &Problem, tensors: &RawOptions) -> Option<&'st
     let of_dims = Problem { dim_v: p.dim, ..*p };
     let beside = RawOptions {
         fp8: None,
+        e4m3: None,
         ..*tensors
     };
     let others = [

@@ -2,7 +2,7 @@
 
 use super::custom::RawCustom;
 use super::mask::MaskElement;
-use super::{Fp8, RawPrefix, RawSequences, Sequences};
+use super::{Fp8, RawE4m3, RawPrefix, RawSequences, Sequences};
 use crate::error::{Error, Result};
 use crate::forward::Problem;
 use crate::tensor::{Dtype, RawTensor, expect_shape};
@@ -44,6 +44,8 @@ pub struct RawOptions {
     pub split_keys: u32,
     /// [FP8](crate::Attention::fp8).
     pub fp8: Option<Fp8>,
+    /// Of q, k and v that hold e4m3, what multiplies them. The call then is in [FP8](crate::Attention::fp8), and its type is that of o.
+    pub e4m3: Option<RawE4m3>,
     /// A [score or mask of another crate](crate::Attention::custom).
     pub custom: Option<RawCustom>,
     /// A shared [prefix](crate::Attention::prefix).
@@ -146,6 +148,7 @@ impl RawOptions {
         if let (Some(_), Some(option)) = (self.fp8, super::first_beside_fp8(p, self)) {
             return Err(Error::Excluded(super::FP8, option));
         }
+        self.e4m3.map_or(Ok(()), |e4m3| e4m3.validate(p))?;
         self.custom.map_or(Ok(()), |custom| custom.validate())?;
         self.validate_prefix(p)
     }
@@ -205,6 +208,7 @@ impl RawOptions {
                 keys => keys,
             },
             fp8: self.fp8.or(others.fp8),
+            e4m3: self.e4m3.or(others.e4m3),
             custom: self.custom.or(others.custom),
             prefix: self.prefix.or(others.prefix),
             part: self.part,

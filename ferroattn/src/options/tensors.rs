@@ -32,6 +32,8 @@ pub(crate) struct TensorOptions<'a> {
     pub batch_invariant: bool,
     pub split_keys: u32,
     pub fp8: Option<Fp8>,
+    /// Of inputs of e4m3, what multiplies q, k and v.
+    pub descales: Option<[Borrowed<'a, 2>; 3]>,
     pub custom: Option<BorrowedCustom<'a>>,
     pub prefix: Option<BorrowedPrefix<'a>>,
 }
@@ -110,9 +112,11 @@ impl TensorOptions<'_> {
             ),
             ("pages", self.pages.as_ref().map(|pages| &pages.device)),
         ];
+        let descales = self.descales.iter().flatten();
+        let descales = descales.map(|descale| ("descales", Some(&descale.device)));
         let sequences = self.sequences.iter().flat_map(Sequences::named);
         let sequences = sequences.map(|(argument, numbers)| (argument, Some(&numbers.device)));
-        let given = tensors.into_iter().chain(sequences);
+        let given = tensors.into_iter().chain(sequences).chain(descales);
         let given = given.filter_map(|(argument, found)| Some((argument, found?.clone())));
         let custom = self.custom.iter().flat_map(BorrowedCustom::devices);
         expect_device(device, given.chain(custom.map(|found| ("custom", found))))?;
@@ -169,6 +173,7 @@ impl TensorOptions<'_> {
             batch_invariant: self.batch_invariant,
             split_keys: self.split_keys,
             fp8: self.fp8,
+            e4m3: None,
             custom: self.custom.as_ref().map(BorrowedCustom::raw).transpose()?,
             prefix: self.prefix.as_ref().map(BorrowedPrefix::raw),
             part: Part::default(),

@@ -10,7 +10,8 @@ use kernels::abi::{
     RoundRowsParams, RoundValuesParams,
     Sm90BackwardParams, Sm90Params, SpreadParams,
 };
-use kernels::attention::forward::Unwatched;
+use kernels::attention::auxiliary::source::E4m3;
+use kernels::attention::forward::{OneLevel, Singles, Unwatched, UpperHalves};
 use kernels::attention::options::group_score::GroupScore;
 use kernels::attention::options::mask::{Causal, Either, Full};
 use kernels::attention::options::ranges::{Ranges, Spans};

@@ -5,6 +5,22 @@ use super::{ForwardParams, TensorMap, TensorRef};
 /// Rows of a tile of a kernel that rounds, and keys that share a scale.
 pub const FP8_BLOCK: u32 = 128;
 
+/// Numbers by which heads of e4m3 are multiplied, `f32[batch, kv_heads]`.
+#[repr(C)]
+#[cfg_attr(
+    not(target_arch = "nvptx64"),
+    derive(bytemuck::Pod, bytemuck::Zeroable)
+)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DescaleRef {
+    /// Device address, or 0 where all are 1.
+    pub address: u64,
+    /// Elements from one batch entry to the next.
+    pub batch_stride: i64,
+    /// Elements from one head to the next.
+    pub head_stride: i64,
+}
+
 /// Arguments of the kernel that rounds rows of q or k to e4m3. Scales are powers of two, so that they round nothing.
 ///
 /// The grid is one-dimensional, with `batch * heads * ceil(rows / 128)` blocks.
@@ -12,10 +28,11 @@ pub const FP8_BLOCK: u32 = 128;
 #[cfg_attr(not(target_arch = "nvptx64"), derive(bytemuck::NoUninit))]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RoundRowsParams {
-    /// The rows, `[batch, heads, rows, dim]`; [aligned](TensorRef::is_aligned).
+    /// The rows, `[batch, heads, rows, dim]`; of 16 bits [aligned](TensorRef::is_aligned).
     pub rows: TensorRef,
-    /// Device address of the rounded rows, e4m3 `[batch, heads, rows, dim16]`, row-major; `dim16` is `dim` rounded up to a multiple
-    /// of 16, with zeros behind it.
+    /// Of rows of e4m3, what multiplies q and k; it goes into the scales of q.
+    pub descales: [DescaleRef; 2],
+    /// Device address of the rounded rows, e4m3 `[batch, heads, rows, row_bytes]`, row-major, with zeros behind `dim`.
     pub rounded: u64,
     /// Device address of the scales: `f32[batch, heads, rows]`, or `f32[batch, heads, ceil(rows / 128)]` of blocks of 128 rows.
     pub scales: u64,
@@ -23,25 +40,36 @@ pub struct RoundRowsParams {
     pub heads: u32,
     /// Rows of a head.
     pub row_count: u32,
-    /// Elements of a row: a multiple of 8, at most 256.
+    /// Heads that share a key/value head.
+    pub group: u32,
+    /// Elements of a row, at most 256; of 16 bits a multiple of 8.
     pub dim: u32,
+    /// Numbers of a rounded row, a multiple of 16; of rotated ones a power of two from 64 on.
+    pub row_bytes: u32,
     /// The base-2 logarithm of what rounded numbers are below, or at: see [`scale_of`](crate::layout::fp8::scale_of).
     pub most_log2: i32,
     /// 1 if blocks of 128 rows share a scale; 0 if each row has one.
     pub shares: u32,
     /// 1 if numbers change their sign, else 0.
     pub negates: u32,
+    /// 1 if rows are rotated by a Hadamard matrix, else 0.
+    pub rotates: u32,
+    /// Zero: rounds the size up to a multiple of 8 bytes.
+    pub padding: u32,
 }
 
-/// Arguments of the two kernels that round v to e4m3: the one that finds the moments of its columns, and the one that rounds.
+/// Arguments of the two kernels that round v to e4m3: the one that finds the moments of its columns, and the one that rounds. Values of e4m3
+/// need the second one alone.
 ///
 /// The grid of the first one has `batch * heads * parts` blocks, that of the second one `batch * heads * ceil(keys / 128)`.
 #[repr(C)]
 #[cfg_attr(not(target_arch = "nvptx64"), derive(bytemuck::NoUninit))]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RoundValuesParams {
-    /// The values, `[batch, heads, keys, dim]`; [aligned](TensorRef::is_aligned).
+    /// The values, `[batch, heads, keys, dim]`; of 16 bits [aligned](TensorRef::is_aligned).
     pub values: TensorRef,
+    /// Of values of e4m3, what multiplies them.
+    pub descale: DescaleRef,
     /// Device address of the moments of each part of the keys, `[batch, heads, parts, 4, dim]` words: sums, least and largest
     /// numbers, and the number of the first key that is not finite.
     pub moments: u64,
@@ -50,22 +78,22 @@ pub struct RoundValuesParams {
     pub rounded: u64,
     /// Device address of [scales and means](Fp8Params::columns).
     pub columns: u64,
-    /// Device address of the [first keys](Fp8Params::wrong_keys) that are not finite.
+    /// Device address of the [first keys](Fp8Params::wrong_keys) that are not finite; of e4m3 zeros before.
     pub wrong_keys: u64,
-    /// Device address of [whether there are some](Fp8Params::has_wrong).
+    /// Device address of [whether there are some](Fp8Params::has_wrong); of e4m3 zeros before.
     pub has_wrong: u64,
     /// Heads.
     pub heads: u32,
     /// Keys of a head.
     pub keys: u32,
-    /// Elements of a row: a multiple of 8, at most 256.
+    /// Columns: a multiple of 8, at most 256.
     pub dim: u32,
     /// Parts of the keys, each of a multiple of 128 keys.
     pub parts: u32,
     /// Keys of a part, but for the last one.
     pub part_keys: u32,
-    /// Zero: rounds the size up to a multiple of 8 bytes.
-    pub padding: u32,
+    /// Elements of a row of e4m3, of as many columns or fewer.
+    pub row_dim: u32,
 }
 
 /// Arguments of a forward kernel that multiplies e4m3. The kernel's parameter lies at a multiple of 64.
@@ -89,8 +117,8 @@ pub struct Fp8Params {
     pub key_scales: u64,
     /// Device address of the columns of v, `f32[batch, kv_heads, dim_v, 2]`: the scale, and the mean that is taken out of v.
     pub columns: u64,
-    /// Device address of the first key of each column that is not finite, `u32[batch, kv_heads, dim_v]`; [`NO_KEY`](Self::NO_KEY) if there
-    /// is none.
+    /// Device address of the first key of each column that is not finite, `u32[batch, kv_heads, dim_v]`, counted down from
+    /// [`NO_KEY`](Self::NO_KEY): 0 if there is none.
     pub wrong_keys: u64,
     /// Device address of whether a head has such a key, 1 or 0, `u32[batch, kv_heads]`.
     pub has_wrong: u64,

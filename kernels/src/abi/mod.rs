@@ -51,7 +51,7 @@ pub use csr::CsrParams;
 pub use divide::Divisor;
 pub use event::Event;
 pub use forward::{ForwardParams, MAX_SEQLEN};
-pub use fp8::{FP8_BLOCK, Fp8Params, RoundRowsParams, RoundValuesParams};
+pub use fp8::{DescaleRef, FP8_BLOCK, Fp8Params, RoundRowsParams, RoundValuesParams};
 pub use gemm::{GemmParams, HopperGemmParams, MAX_DEPTH, MatrixRef};
 pub use merge::{MergeBackwardParams, MergeParams, MergeParts, PartRef};
 pub use options::{

@@ -31,6 +31,10 @@ pub enum Auxiliary {
     Moments(Dtype),
     /// v of this type, less the means of its columns, rounded to e4m3 and transposed.
     RoundValues(Dtype),
+    /// Rows of q or k of e4m3, scaled by powers of two.
+    ScaleRows,
+    /// v of e4m3, transposed.
+    TransposeValues,
     /// The ranges that queries and keys see where a batch consists of sequences.
     Ranges,
     /// The blocks of keys that a boolean mask shows to query tiles.
@@ -70,6 +74,16 @@ impl Auxiliary {
         }
     }
 
+    /// Whether it rounds rows of q or k, of whatever type.
+    fn rounds_rows(self) -> bool {
+        matches!(self, Auxiliary::RoundRows(_) | Auxiliary::ScaleRows)
+    }
+
+    /// Whether it rounds v, of whatever type.
+    fn rounds_values(self) -> bool {
+        matches!(self, Auxiliary::RoundValues(_) | Auxiliary::TransposeValues)
+    }
+
     /// Its name, without the element type; its parameter block, the module of what it calls, and that.
     #[rustfmt::skip]
     fn facts(self) -> (&'static str, &'static str, &'static str, Generic) {
@@ -97,6 +111,12 @@ impl Auxiliary {
             Auxiliary::RoundValues(_) => {
                 ("round_values", "RoundValuesParams", "attention::auxiliary::round_values", generic! { round_values: W = w })
             }
+            Auxiliary::ScaleRows => {
+                ("scale_rows", "RoundRowsParams", "attention::auxiliary::round_rows", generic! { round_rows: W = w })
+            }
+            Auxiliary::TransposeValues => {
+                ("transpose_values", "RoundValuesParams", "attention::auxiliary::round_values", generic! { round_values: W = w })
+            }
             Auxiliary::Ranges => ("ranges", "RangesParams", "attention::auxiliary::find_ranges", generic! { find_ranges: W = w }),
             Auxiliary::Blocks => ("blocks", "BlockMapParams", "attention::auxiliary::find_blocks", generic! { find_blocks: W = w }),
             Auxiliary::BulkCopy => {
@@ -110,7 +130,7 @@ impl Auxiliary {
 pub(super) fn all() -> impl Iterator<Item = Auxiliary> {
     use Auxiliary::{
         Append, Blocks, Combine, Csr, Gather, Merge, MergeBackward, Moments, Pack, Ranges,
-        RoundRows, RoundValues, Spread, Unpack,
+        RoundRows, RoundValues, ScaleRows, Spread, TransposeValues, Unpack,
     };
     let of_types = [
         Combine,
@@ -123,7 +143,17 @@ pub(super) fn all() -> impl Iterator<Item = Auxiliary> {
     ]
     .into_iter();
     let of_types = of_types.flat_map(|of: fn(Dtype) -> Auxiliary| Dtype::ALL.map(of));
-    of_types.chain([Csr, Pack, Unpack, Spread, Gather, Ranges, Blocks])
+    of_types.chain([
+        Csr,
+        Pack,
+        Unpack,
+        Spread,
+        Gather,
+        ScaleRows,
+        TransposeValues,
+        Ranges,
+        Blocks,
+    ])
 }
 
 impl Spec for Auxiliary {
@@ -138,9 +168,8 @@ impl Spec for Auxiliary {
     fn features(&self) -> &'static [Feature] {
         match self {
             Auxiliary::BulkCopy => &[Feature::BulkCopies],
-            Auxiliary::RoundRows(_) | Auxiliary::Moments(_) | Auxiliary::RoundValues(_) => {
-                &[Feature::Fp8]
-            }
+            Auxiliary::Moments(_) => &[Feature::Fp8],
+            _ if self.rounds_rows() || self.rounds_values() => &[Feature::Fp8],
             _ => &[],
         }
     }
@@ -152,13 +181,13 @@ impl Spec for Auxiliary {
             // With 8 blocks on a multiprocessor the partial results that it loads ahead spill.
             Auxiliary::Combine(_) => Launch::new(Self::WARPS, 7, 0),
             Auxiliary::Pack => Launch::new(Self::WARPS, 8, 16 * 32 * Self::WARPS),
-            Auxiliary::RoundRows(_) => Launch::new(Self::ROUND_WARPS, 2, 4 * Self::ROUND_WARPS),
+            _ if self.rounds_rows() => Launch::new(Self::ROUND_WARPS, 2, 4 * Self::ROUND_WARPS),
             // Four words of 8 columns a thread.
             Auxiliary::Moments(_) => {
                 Launch::new(Self::ROUND_WARPS, 4, 4 * 8 * 4 * 32 * Self::ROUND_WARPS)
             }
             // Mean and scale of 256 columns, a tile of 128 keys with a word more for each, and a word a warp.
-            Auxiliary::RoundValues(_) => Launch::new(
+            _ if self.rounds_values() => Launch::new(
                 Self::ROUND_WARPS,
                 3,
                 256 * (8 + 4 * 33) + 4 * Self::ROUND_WARPS,
@@ -171,6 +200,10 @@ impl Spec for Auxiliary {
 
     fn instance(&self) -> Instance {
         let (_, params, module, generic) = self.facts();
-        Instance::new((params, module), self.dtype(), &[], generic)
+        let types: &[_] = match self {
+            Auxiliary::ScaleRows | Auxiliary::TransposeValues => &["E4m3"],
+            _ => &[],
+        };
+        Instance::new((params, module), self.dtype(), types, generic)
     }
 }

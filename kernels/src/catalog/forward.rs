@@ -63,7 +63,7 @@ impl Forward {
 
     /// Whether it multiplies e4m3.
     pub fn is_fp8(&self) -> bool {
-        self.kind.main_loop == Loop::Fp8
+        matches!(self.kind.main_loop, Loop::Fp8 | Loop::Fp8TwoLevels)
     }
 
     /// Slices of O's columns, each with query tiles of its own.
@@ -110,7 +110,7 @@ impl Forward {
             Loop::Latent => generic! { latent:
                 OT = LatentMemory::DIM_V / 2 / 16, NT = kt / 2, QT = qt, S = s, GIVEN = latent::GIVEN, TAKEN = latent::TAKEN
             },
-            Loop::Fp8 => {
+            Loop::Fp8 | Loop::Fp8TwoLevels => {
                 let roles = fp8::Roles::new(&tile);
                 generic! { fp8:
                     W = roles.consumers, DT = dt, OT = dt, NT = kt, PT = kt / 2, QT = qt / 2,
@@ -159,7 +159,9 @@ impl Spec for Forward {
 
     fn features(&self) -> &'static [Feature] {
         match self.kind.main_loop {
-            Loop::Hopper | Loop::Latent | Loop::Fp8 => &[Feature::TensorMaps, Feature::Wgmma],
+            Loop::Hopper | Loop::Latent | Loop::Fp8 | Loop::Fp8TwoLevels => {
+                &[Feature::TensorMaps, Feature::Wgmma]
+            }
             _ => &[],
         }
     }
@@ -170,7 +172,7 @@ impl Spec for Forward {
             Loop::Wide => wide::memory(&tile, dim).bytes,
             Loop::Hopper => hopper::shared_bytes(&tile, dim),
             Loop::Latent => LatentMemory::new(0).bytes(),
-            Loop::Fp8 => fp8::memory(&tile, dim).bytes(),
+            kind @ (Loop::Fp8 | Loop::Fp8TwoLevels) => fp8::memory(kind, &tile, dim).bytes(),
             Loop::Sm80 | Loop::Decode => tile.shared_bytes(dim),
         };
         Launch::new(tile.warps, tile.blocks_per_sm, shared_bytes)
@@ -189,11 +191,13 @@ impl Spec for Forward {
             (Rows::Head, 1) => "OneHead",
             (Rows::Head, _) => &*slice,
         };
+        let (outer, _) = fp8::outer(self.kind.main_loop, self.dim);
+        let fp8_types = [mask, heads, score, outer];
         let types = [mask, heads, score, "Unwatched"];
         let (params, types) = match self.kind.main_loop {
             Loop::Hopper => ("Sm90Params", &types[..]),
             Loop::Latent => ("Sm90Params", &types[..3]),
-            Loop::Fp8 => ("Fp8Params", &types[..3]),
+            Loop::Fp8 | Loop::Fp8TwoLevels => ("Fp8Params", &fp8_types[..]),
             _ => ("ForwardParams", &types[..3]),
         };
         let kernel = (params, "attention::forward");
@@ -300,7 +304,7 @@ mod tests {
                     let at_launch = 65536 / (32 * tile.warps) / 8 * 8;
                     latent::GIVEN + 2 * latent::TAKEN <= 3 * at_launch
                 }
-                Loop::Fp8 => {
+                Loop::Fp8 | Loop::Fp8TwoLevels => {
                     let at_launch = 65536 / (32 * tile.warps) / 8 * 8;
                     let roles = fp8::Roles::new(&tile);
                     let needed = roles.given + roles.consumers * roles.taken;

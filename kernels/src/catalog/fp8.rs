@@ -1,5 +1,6 @@
 //! The tiles of the kernels for FP8.
 
+use super::kind::Loop;
 use super::tile::{Tile, Tiles};
 use crate::layout::element::K;
 use crate::layout::fp8::Fp8Memory;
@@ -26,6 +27,34 @@ pub(super) const SM90: Tiles = &[
     (256, of_roles(2, 3)),
 ];
 
+/// Where outer sums take a part of the shared memory. At 256 the upper halves of the sums leave room for steps of 64 keys.
+pub(super) const TWO_LEVELS: Tiles = &[
+    (64, of_roles(4, 8)),
+    (
+        128,
+        Tile {
+            q_slices: 128 / K,
+            ..of_roles(3, 3)
+        },
+    ),
+    (
+        256,
+        Tile {
+            keys: 64,
+            ..of_roles(2, 4)
+        },
+    ),
+];
+
+/// The type of the outer sums of O, and the bytes of one; of one level, where there are none.
+pub(super) const fn outer(kind: Loop, dim: u32) -> (&'static str, u32) {
+    match (kind, dim) {
+        (Loop::Fp8, _) => ("OneLevel", 0),
+        (_, 256) => ("UpperHalves", 2),
+        _ => ("Singles", 4),
+    }
+}
+
 /// How the warpgroups of a tile's block share its registers, and slots for their Q.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Roles {
@@ -43,9 +72,10 @@ impl Roles {
     /// The roles in a tile. Together they have no more registers than the launch gave all warpgroups alike.
     pub fn new(tile: &Tile) -> Self {
         let consumers = tile.warps / 4 - 1;
-        let (q_slots, given, taken) = match consumers {
-            4 => (8, 24, 112),
-            3 => (6, 32, 160),
+        let (q_slots, given, taken) = match (consumers, tile.stages) {
+            (4, _) => (8, 24, 112),
+            (3, 4) => (6, 32, 160),
+            (3, _) => (3, 32, 160),
             _ => (2, 24, 240),
         };
         Roles {
@@ -58,9 +88,11 @@ impl Roles {
 }
 
 /// Shared memory of a tile's block.
-pub(super) fn memory(tile: &Tile, dim: u32) -> Fp8Memory {
+pub(super) fn memory(kind: Loop, tile: &Tile, dim: u32) -> Fp8Memory {
     let slots = Roles::new(tile).q_slots;
-    Fp8Memory::new(0, [slots, tile.keys, dim, tile.stages])
+    let (_, outer_bytes) = outer(kind, dim);
+    let outer_bytes = tile.q_rows * dim * outer_bytes;
+    Fp8Memory::new(0, [slots, tile.keys, dim, tile.stages], outer_bytes)
 }
 
 #[cfg(test)]
@@ -70,11 +102,15 @@ mod tests {
     /// Swizzles begin anew at multiples of 1024.
     #[test]
     fn tiles_begin_where_swizzles_do() {
-        for (dim, tile) in SM90 {
-            let memory = memory(tile, *dim);
-            for stage in 0..tile.stages {
-                assert!(memory.k(stage).base.is_multiple_of(1024), "{dim}");
-                assert!(memory.v(stage).base.is_multiple_of(1024), "{dim}");
+        for (kind, tiles) in [(Loop::Fp8, SM90), (Loop::Fp8TwoLevels, TWO_LEVELS)] {
+            for (dim, tile) in tiles {
+                let memory = memory(kind, tile, *dim);
+                for stage in 0..tile.stages {
+                    assert!(memory.k(stage).base.is_multiple_of(1024), "{dim}");
+                    assert!(memory.v(stage).base.is_multiple_of(1024), "{dim}");
+                }
+                // What a block of Hopper may have.
+                assert!(memory.bytes() <= 227 << 10, "{dim}: {}", memory.bytes());
             }
         }
     }

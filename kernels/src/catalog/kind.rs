@@ -31,6 +31,8 @@ pub enum Loop {
     Latent,
     /// By the instructions of Hopper for e4m3.
     Fp8,
+    /// [`Fp8`](Self::Fp8) with sums in two levels, for values that keep their mean.
+    Fp8TwoLevels,
 }
 
 /// The rows of a query tile.
@@ -100,7 +102,7 @@ impl MaskKind {
 
 impl Kind {
     /// All kinds; a [module](super::Spec::module) has the kinds that stand together.
-    pub(super) const ALL: [&[Self]; 12] = [
+    pub(super) const ALL: [&[Self]; 13] = [
         &Kind::with_masks(Loop::Sm80),
         &[Kind::of_group(Loop::Sm80)],
         &[Kind::of_group(Loop::Decode)],
@@ -113,6 +115,7 @@ impl Kind {
         &[Kind::DECODE_OPTIONS],
         &[Kind::LATENT],
         &Kind::with_masks(Loop::Fp8),
+        &Kind::with_masks(Loop::Fp8TwoLevels),
     ];
 
     /// Few rows on many keys, with options.
@@ -184,6 +187,7 @@ impl Kind {
             (Loop::Decode, _, true) => "decode_optional",
             (Loop::Latent, _, _) => "latent",
             (Loop::Fp8, _, _) => "fp8",
+            (Loop::Fp8TwoLevels, _, _) => "fp8_two_levels",
         }
     }
 
@@ -198,6 +202,7 @@ impl Kind {
             Loop::Hopper => hopper::tables(self.rows, self.mask),
             Loop::Latent => &[latent::SM90],
             Loop::Fp8 => &[fp8::SM90],
+            Loop::Fp8TwoLevels => &[fp8::TWO_LEVELS],
         }
     }
 

@@ -28,6 +28,8 @@ pub struct Request {
     pub values_in_keys: bool,
     /// Whether it is to multiply e4m3.
     pub fp8: bool,
+    /// Whether inputs are e4m3 already, and values keep their mean.
+    pub e4m3: bool,
     /// Whether one kernel serves all numbers of queries, of options and head dims like these.
     pub invariant: bool,
     /// Queries per head.
@@ -74,7 +76,11 @@ fn best(request: &Request) -> Option<Forward> {
         of_head(Loop::Hopper, MaskKind::Options).or(of_head(other, MaskKind::Options))
     };
     if request.fp8 {
-        return of_head(Loop::Fp8, MaskKind::of(request.causal));
+        let main_loop = match request.e4m3 {
+            true => Loop::Fp8TwoLevels,
+            false => Loop::Fp8,
+        };
+        return of_head(main_loop, MaskKind::of(request.causal));
     }
     let rows = u64::from(request.seqlen_q) * u64::from(request.group);
     if request.values_in_keys
@@ -151,6 +157,7 @@ mod tests {
             cached: false,
             values_in_keys: false,
             fp8: false,
+            e4m3: false,
             invariant: false,
             seqlen_q,
             group,

@@ -36,6 +36,13 @@ pub const fn row_lanes(dim: u32) -> u32 {
     }
 }
 
+/// Which of a lane's eight numbers change their sign before a rotation: a bit each, of multiples of the golden ratio.
+#[must_use]
+#[inline(always)]
+pub const fn rotation_signs(lane: u32) -> u32 {
+    (lane + 1).wrapping_mul(0x9e37_79b9) >> 24
+}
+
 /// Into how many parts keys are divided to find the moments of columns, and how many keys a part has: a multiple of 128.
 #[must_use]
 pub const fn parts_of(keys: u32) -> [u32; 2] {
@@ -78,10 +85,10 @@ pub const fn transposed_key(key: u32) -> u32 {
     key / 16 * 16 + 4 * t + 2 * half + odd
 }
 
-/// Slots for the 64 rows of Q of each warpgroup, K and V of each stage, barriers, and what belongs to slots and stages.
+/// Slots for the 64 rows of Q of each warpgroup, K and V of each stage, outer sums of O, barriers, and what belongs to slots and stages.
 ///
 /// ```text
-/// Q | K, V of stage 0 | K, V of stage 1 | ... | barriers | jobs | scales of keys
+/// Q | K, V of stage 0 | K, V of stage 1 | ... | outer sums | barriers | jobs | scales of keys
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fp8Memory {
@@ -90,19 +97,21 @@ pub struct Fp8Memory {
     keys: u32,
     dim: u32,
     stages: u32,
+    outer_bytes: u32,
 }
 
 impl Fp8Memory {
-    /// The memory of a block from shared address `base` on, a multiple of 1024.
+    /// The memory of a block from shared address `base` on, a multiple of 1024, with so many bytes for outer sums.
     #[must_use]
     #[inline(always)]
-    pub const fn new(base: u32, [slots, keys, dim, stages]: [u32; 4]) -> Self {
+    pub const fn new(base: u32, [slots, keys, dim, stages]: [u32; 4], outer_bytes: u32) -> Self {
         Fp8Memory {
             base,
             slots,
             keys,
             dim,
             stages,
+            outer_bytes,
         }
     }
 
@@ -145,11 +154,18 @@ impl Fp8Memory {
         2 * self.keys * self.dim
     }
 
+    /// The outer sums of a warpgroup, whose elements take so many bytes each.
+    #[must_use]
+    #[inline(always)]
+    pub const fn outer(&self, warpgroup: u32, element_bytes: u32) -> u32 {
+        self.stage(self.stages) + warpgroup * 64 * self.dim * element_bytes
+    }
+
     /// The barrier of a slot of Q that says that it has landed; the next one, 8 bytes behind it, says that it is read.
     #[must_use]
     #[inline(always)]
     pub const fn q_full(&self, slot: u32) -> u32 {
-        self.stage(self.stages) + 16 * slot
+        self.stage(self.stages) + self.outer_bytes + 16 * slot
     }
 
     /// The barrier of a stage, like [`q_full`](Self::q_full).

@@ -84,6 +84,9 @@ arithmetic! {
     e4m3(a: f32 in reg32, b: f32 in reg32, c: f32 in reg32, d: f32 in reg32) -> u32 =
         "{{ .reg .b16 lo, hi; cvt.rn.satfinite.e4m3x2.f32 lo, {2}, {1}; cvt.rn.satfinite.e4m3x2.f32 hi, {4}, {3}; mov.b32 {0}, {{lo, hi}}; }}";
 
+    /// Two numbers of e4m3 as f16, exactly; the lower byte's in the low half.
+    f16_of_e4m3(pair: u16 in reg16) -> u32 = "cvt.rn.f16x2.e4m3x2 {}, {};";
+
     /// The f16 that `bits` stand for, in kernels of any type.
     any_f16(bits: u16 in reg16) -> f32 = "cvt.f32.f16 {}, {};";
 }

@@ -61,7 +61,7 @@ use crate::comparison::{ExpectedRow, ExpectedRows, difference, max_finite, sampl
 use crate::gemm::Accumulation;
 use crate::options::{Head, HostOptions};
 use crate::tensor::{Dtype, Element};
-use ndarray::Array1;
+use ndarray::{Array1, ArrayView4};
 use rayon::prelude::*;
 use std::fmt;
 
@@ -153,28 +153,49 @@ impl Expected {
     /// # Panics
     /// If an input has another size than the problem says, or options are of another problem.
     pub fn new<T: Element>(forward: &Forward<T>, rows: &[usize]) -> Self {
-        if forward.options.fp8().is_none() {
+        let Some(fp8) = forward.options.fp8() else {
             return Self::find(forward, rows, |reference, row| {
                 of_row(forward, reference, row)
             });
-        }
-        let rounded = Rounded::of_slices(forward.problem, forward.q, forward.k, forward.v);
+        };
+        let p = forward.problem;
+        let inputs = [
+            (forward.q, p.q_shape()),
+            (forward.k, p.k_shape()),
+            (forward.v, p.v_shape()),
+        ];
+        let [q, k, v] =
+            inputs.map(|(tensor, shape)| ArrayView4::from_shape(shape, tensor).expect("its shape"));
+        let rounded = Rounded::new(fp8, p, q, k, v);
+        Self::of_rounded::<T>(p, forward.options, &rounded, rows)
+    }
+
+    /// [`new`](Self::new) of a pass in [FP8](crate::Attention::fp8), whose inputs were rounded so and whose o is in `T`.
+    ///
+    /// # Panics
+    /// If an input has another size than the problem says, or options are of another problem.
+    pub fn of_rounded<T: Element>(
+        problem: &Problem,
+        options: HostOptions,
+        rounded: &Rounded,
+        rows: &[usize],
+    ) -> Self {
         let [q, k, v] = [&rounded.q, &rounded.k, &rounded.v];
         let [q, k, v] = [q, k, v].map(|tensor| tensor.as_slice().expect("row-major"));
         let of_rounded = Forward::<f32> {
-            problem: forward.problem,
-            options: forward.options,
+            problem: &rounded.problem(problem),
+            options,
             q,
             k,
             v,
             o: &[],
             lse: &[],
-            acc: forward.acc,
+            acc: Accumulation::default(),
         };
         Self::find(&of_rounded, rows, |reference, row| match T::DTYPE {
             // The CPU's alone.
             Dtype::F32 => of_row(&of_rounded, reference, row),
-            Dtype::F16 | Dtype::Bf16 => of_fp8_row::<T>(&of_rounded, reference, &rounded, row),
+            Dtype::F16 | Dtype::Bf16 => of_fp8_row::<T>(&of_rounded, reference, rounded, row),
         })
     }
 
@@ -294,8 +315,7 @@ fn of_fp8_row<T: Element>(
     let query = Query::new(options_of(forward, row), row % p.seqlen_q, q.view());
     let exact = reference.exact(&query);
     let head = row / p.seqlen_q;
-    let means = rounded.means_of(head / p.heads, p.kv_head(head % p.heads));
-    let bounds = reference.fp8_bounds::<T>(&query, &exact, means);
+    let bounds = reference.fp8_bounds::<T>(&query, &exact, rounded, head);
     let lse = ExpectedLse {
         lse: exact.lse,
         tolerance: bounds.lse,

@@ -2,8 +2,6 @@
 
 #[cfg(feature = "cpu")]
 mod bounds;
-#[cfg(feature = "cpu")]
-mod e4m3;
 mod plan;
 #[cfg(feature = "cpu")]
 mod round;

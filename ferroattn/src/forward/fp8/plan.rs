@@ -1,16 +1,18 @@
 //! The launches of a call in FP8.
 
 use crate::error::Result;
-use crate::forward::Problem;
 use crate::forward::plan::Draft;
-use crate::plan::{MapPlace, Step};
+use crate::forward::{Problem, RawForward};
+use crate::plan::{MapPlace, Step, Steps};
+use crate::tensor::RawTensor;
 use crate::tensor_map::tensor_map;
 use bytemuck::NoUninit;
 use kernels::abi::{
-    FP8_BLOCK, ForwardParams, Fp8Params, RoundRowsParams, RoundValuesParams, TensorRef,
+    DescaleRef, FP8_BLOCK, ForwardParams, Fp8Params, RoundRowsParams, RoundValuesParams, TensorRef,
 };
-use kernels::catalog::{self, Auxiliary, Family};
-use kernels::layout::fp8::{KEYS_LOG2, PAIR, parts_of, queries_log2};
+use kernels::catalog::{self, Auxiliary, Dtype, Family};
+use kernels::layout::element::CHUNK;
+use kernels::layout::fp8::{KEYS_LOG2, PAIR, parts_of, queries_log2, row_lanes};
 use std::mem::offset_of;
 
 /// What the launches that round leave in the workspace, by offsets.
@@ -26,19 +28,107 @@ struct Rounded {
     has_wrong: u64,
 }
 
+/// What a call rounds, and by which kernels.
+struct Inputs {
+    /// Elements of rows of q and k.
+    dim: u32,
+    /// Elements of rows of v.
+    dim_v: u32,
+    /// Numbers of a rounded row of q or k.
+    row_bytes: usize,
+    rotates: bool,
+    /// What multiplies q, k and v of e4m3.
+    descales: [DescaleRef; 3],
+    rounds_rows: Auxiliary,
+    /// What finds moments, and what rounds.
+    rounds_values: [Option<Auxiliary>; 2],
+}
+
+impl Inputs {
+    /// The inputs of a call whose problem has dims that are [padded](Problem::in_vectors).
+    fn new(dtype: Dtype, p: &Problem, args: &RawForward) -> Self {
+        let rotates = args.options.fp8.is_some_and(|fp8| fp8.hadamard);
+        let row_bytes = match rotates {
+            true => (CHUNK * row_lanes(p.dim as u32)) as usize,
+            false => p.dim.next_multiple_of(16),
+        };
+        let of_16_bits = Inputs {
+            dim: p.dim as u32,
+            dim_v: p.dim_v as u32,
+            row_bytes,
+            rotates,
+            descales: Default::default(),
+            rounds_rows: Auxiliary::RoundRows(dtype),
+            rounds_values: [
+                Some(Auxiliary::Moments(dtype)),
+                Some(Auxiliary::RoundValues(dtype)),
+            ],
+        };
+        match args.options.e4m3 {
+            None => of_16_bits,
+            Some(e4m3) => Inputs {
+                dim: args.q.shape[3] as u32,
+                dim_v: args.v.shape[3] as u32,
+                descales: e4m3
+                    .descales()
+                    .map(|descale| descale.map_or(DescaleRef::default(), descale_ref)),
+                rounds_rows: Auxiliary::ScaleRows,
+                rounds_values: [None, Some(Auxiliary::TransposeValues)],
+                ..of_16_bits
+            },
+        }
+    }
+
+    /// Room for the first key of each column that is not finite, and for whether a head has one: zeros, where the kernel that rounds finds
+    /// them itself.
+    fn reserve_notes(&self, steps: &mut Steps, heads: usize, dim_v: usize) -> Result<[u64; 2]> {
+        let bytes = size_of::<u32>();
+        let [moments, _] = self.rounds_values;
+        if moments.is_some() {
+            return Ok([
+                steps.reserve([heads, dim_v, bytes])?,
+                steps.reserve([heads, 1, bytes])?,
+            ]);
+        }
+        let overflow = Steps::OVERFLOW;
+        let all = heads.checked_mul(dim_v * bytes).ok_or(overflow)?;
+        Ok([
+            steps.reserve_zeros(all)?,
+            steps.reserve_zeros(heads * bytes)?,
+        ])
+    }
+}
+
+/// The numbers, for kernels.
+fn descale_ref(descale: RawTensor<2>) -> DescaleRef {
+    let [batch_stride, head_stride] = descale.used_strides().map(|stride| stride as i64);
+    DescaleRef {
+        address: descale.address,
+        batch_stride,
+        head_stride,
+    }
+}
+
 impl Draft {
     /// Adds the launches that round q, k and v, and that of a kernel for head dims up to `dim`: `blocks` blocks, or fewer if there
     /// are fewer tiles.
     ///
     /// # Errors
     /// If there are more blocks than a launch can have, or the workspace overflows.
-    pub(crate) fn launch_fp8(&mut self, problem: &Problem, dim: u32, blocks: u32) -> Result<()> {
+    pub(crate) fn launch_fp8(
+        &mut self,
+        problem: &Problem,
+        args: &RawForward,
+        dim: u32,
+        blocks: u32,
+    ) -> Result<()> {
         /// Queries of a box; a warpgroup takes one box.
         const BOX_QUERIES: u32 = 64;
-        let rounded = self.round(problem)?;
         let (kernel, forward, p) = (self.kernel, self.params, problem);
+        let inputs = Inputs::new(kernel.dtype, p, args);
+        let rounded = self.round(problem, &inputs)?;
         let pairs = |elements: usize| elements.div_ceil(16) * 8;
-        let of_rows = |heads, rows| [p.batch, heads, rows, pairs(p.dim)];
+        let of_rows = |heads, rows| [p.batch, heads, rows, pairs(inputs.row_bytes)];
         let of_columns = [p.batch, p.kv_heads, p.dim_v, pairs(p.seqlen_kv)];
         let row = dim / PAIR;
         let maps = [
@@ -106,10 +196,8 @@ impl Draft {
     }
 
     /// Adds the launches that round q, k and v.
-    fn round(&mut self, p: &Problem) -> Result<Rounded> {
-        let dtype = self.kernel.dtype;
-        let dim = p.dim as u32;
-        let row_bytes = p.dim.next_multiple_of(16);
+    fn round(&mut self, p: &Problem, inputs: &Inputs) -> Result<Rounded> {
+        let row_bytes = inputs.row_bytes;
         let [q_heads, kv_heads] = [p.heads, p.kv_heads].map(|heads| p.batch * heads);
         let key_blocks = (p.seqlen_kv as u32).div_ceil(FP8_BLOCK) as usize;
         let q = self.steps.reserve([q_heads, p.seqlen_q, row_bytes])?;
@@ -120,23 +208,31 @@ impl Draft {
         let scales = self
             .steps
             .reserve([kv_heads, key_blocks, size_of::<f32>()])?;
+        let [q_descale, k_descale, v_descale] = inputs.descales;
         let of_q = RoundRowsParams {
             rows: self.params.q,
+            descales: [q_descale, k_descale],
             rounded: q,
             scales: q_scales,
             heads: p.heads as u32,
             row_count: p.seqlen_q as u32,
-            dim,
-            most_log2: queries_log2(dim),
+            group: p.group() as u32,
+            dim: inputs.dim,
+            row_bytes: row_bytes as u32,
+            most_log2: queries_log2(row_bytes as u32),
             shares: 0,
             negates: (p.scale < 0.0).into(),
+            rotates: inputs.rotates.into(),
+            padding: 0,
         };
         let of_k = RoundRowsParams {
             rows: self.params.k,
+            descales: Default::default(),
             rounded: k,
             scales,
             heads: p.kv_heads as u32,
             row_count: p.seqlen_kv as u32,
+            group: 1,
             most_log2: KEYS_LOG2,
             shares: 1,
             negates: 0,
@@ -153,34 +249,32 @@ impl Draft {
                 offset_of!(RoundRowsParams, scales),
             ];
             let copied = offset_of!(RoundRowsParams, rows.address);
-            self.launch_round(
-                Auxiliary::RoundRows(dtype),
-                tiles,
-                &params,
-                &places,
-                input,
-                copied,
-            )?;
+            self.launch_round(inputs.rounds_rows, tiles, &params, &places, input, copied)?;
         }
 
         let keys = p.seqlen_kv.next_multiple_of(16);
         let [parts, part_keys] = parts_of(p.seqlen_kv as u32);
-        let moments = [kv_heads, 4 * parts as usize * p.dim_v, size_of::<f32>()];
+        let moments = match inputs.rounds_values {
+            [Some(_), _] => [kv_heads, 4 * parts as usize * p.dim_v, size_of::<f32>()],
+            [None, _] => [0; 3],
+        };
+        let [wrong_keys, has_wrong] = inputs.reserve_notes(&mut self.steps, kv_heads, p.dim_v)?;
         let values = RoundValuesParams {
             values: self.params.v,
+            descale: v_descale,
             rounded: self.steps.reserve([kv_heads, p.dim_v, keys])?,
             columns: self
                 .steps
                 .reserve([kv_heads, p.dim_v, 2 * size_of::<f32>()])?,
-            wrong_keys: self.steps.reserve([kv_heads, p.dim_v, size_of::<u32>()])?,
-            has_wrong: self.steps.reserve([kv_heads, 1, size_of::<u32>()])?,
+            wrong_keys,
+            has_wrong,
             moments: self.steps.reserve(moments)?,
             heads: p.kv_heads as u32,
             keys: p.seqlen_kv as u32,
             dim: p.dim_v as u32,
             parts,
             part_keys,
-            padding: 0,
+            row_dim: inputs.dim_v,
         };
         let places = [
             offset_of!(RoundValuesParams, rounded),
@@ -189,14 +283,17 @@ impl Draft {
             offset_of!(RoundValuesParams, has_wrong),
             offset_of!(RoundValuesParams, moments),
         ];
-        for (kernel, of_head) in [
-            (Auxiliary::Moments(dtype), parts as usize),
-            (Auxiliary::RoundValues(dtype), key_blocks),
-        ] {
+        for (kernel, of_head) in inputs
+            .rounds_values
+            .into_iter()
+            .zip([parts as usize, key_blocks])
+        {
             let tiles = (kv_heads * of_head) as u128;
             let input = offset_of!(ForwardParams, v.address);
             let copied = offset_of!(RoundValuesParams, values.address);
-            self.launch_round(kernel, tiles, &values, &places, input, copied)?;
+            if let Some(kernel) = kernel {
+                self.launch_round(kernel, tiles, &values, &places, input, copied)?;
+            }
         }
         Ok(Rounded {
             q: rows_of(q, p.heads, p.seqlen_q, row_bytes),

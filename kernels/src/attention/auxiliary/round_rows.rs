@@ -2,13 +2,16 @@
 //!
 //! A block takes 128 rows of a head. Each row has a scale, or the block has one: a power of two, so that rounding to e4m3 is all that
 //! changes numbers. Infinities and NaN become NaN, and count for no scale.
+//!
+//! Rows of e4m3 keep their digits, but for numbers that are 2^12 times smaller than the largest. What multiplies them goes into q's scales.
 
+use super::source::{Source, descale};
 use crate::abi::{FP8_BLOCK, RoundRowsParams, TensorRef};
 use crate::layout::element::{self, CHUNK};
-use crate::layout::fp8::{ROUND_THREADS, inverse_of, row_lanes, scale_of};
+use crate::layout::fp8::{ROUND_THREADS, inverse_of, rotation_signs, row_lanes, scale_of};
 use crate::ptx::convert::e4m3;
 use crate::ptx::{barrier, global, math, shared, shuffle, special};
-use crate::tile::Element;
+use crate::tile::registers::opaque;
 
 /// Rounds the block's 128 rows, with `W` warps.
 ///
@@ -16,11 +19,12 @@ use crate::tile::Element;
 /// Launched as [`RoundRowsParams`] and the kernel's row of the [catalog](crate::catalog) say, with readable rows, and writable rounded
 /// rows and scales that do not overlap them.
 #[inline(always)]
-pub unsafe fn round_rows<E: Element, const W: u32>(params: &RoundRowsParams) {
+pub unsafe fn round_rows<E: Source, const W: u32>(params: &RoundRowsParams) {
     const { assert!(32 * W == ROUND_THREADS) }
     // SAFETY: the caller's promise.
     unsafe {
         match row_lanes(params.dim) {
+            _ if params.rotates != 0 => rotate_block::<E, W>(params),
             8 => round_block::<E, W, 4>(params),
             16 => round_block::<E, W, 8>(params),
             _ => round_block::<E, W, 16>(params),
@@ -33,69 +37,222 @@ pub unsafe fn round_rows<E: Element, const W: u32>(params: &RoundRowsParams) {
 /// # Safety
 /// The conditions of [`round_rows`]; a row has two lanes for each turn.
 #[inline(always)]
-unsafe fn round_block<E: Element, const W: u32, const TURNS: usize>(params: &RoundRowsParams) {
-    let tiles = params.row_count.div_ceil(FP8_BLOCK);
-    let (head, tile) = (special::block() / tiles, special::block() % tiles);
-    // SAFETY: the launch has this many threads a block.
-    let thread = unsafe { special::thread(32 * W) };
-    let lanes = 2 * TURNS as u32;
-    let (lane, step) = (thread % lanes, 32 * W / lanes);
-    let (first, column) = (tile * FP8_BLOCK + thread / lanes, CHUNK * lane);
-    let mut pairs = [[0; 4]; TURNS];
-    for i in 0..TURNS {
-        let row = first + step * i as u32;
-        if row < params.row_count && column < params.dim {
-            // SAFETY: an element of the rows.
-            pairs[i] =
-                unsafe { global::load_u32x4(at(&params.rows, params.heads, head, row, column)) };
-        }
-    }
-    // SAFETY: all threads of the block make the same calls; one thread alone writes a number.
+unsafe fn round_block<E: Source, const W: u32, const TURNS: usize>(params: &RoundRowsParams) {
+    // SAFETY: the caller's promise: all threads of the block make the same calls.
     unsafe {
+        let block = Block::new::<W>(params);
+        let mut eight = [E::ZEROS; TURNS];
+        for i in 0..TURNS {
+            eight[i] = block.load::<E>(i as u32);
+        }
         let mut largest = 0.0_f32;
         if params.shares != 0 {
             for i in 0..TURNS {
-                largest = largest.max(largest_of(widen::<E>(pairs[i])));
+                largest = largest.max(largest_of(E::widen(eight[i])));
             }
-            largest = of_block::<W>(largest, thread);
-            if thread == 0 {
-                let place = u64::from(head) * u64::from(tiles) + u64::from(tile);
-                let scale = scale_of(largest, params.most_log2);
-                global::store_f32(params.scales + 4 * place, scale);
-            }
+            largest = block.share::<W>(largest);
         }
         for i in 0..TURNS {
-            let numbers = widen::<E>(pairs[i]);
-            if params.shares == 0 {
-                largest = of_row(largest_of(numbers), lanes);
+            block.round(i as u32, E::widen(eight[i]), largest);
+        }
+    }
+}
+
+/// Rotates the block's rows, and rounds them. Rows are read once more where they share a scale: held, they would not leave the registers
+/// that a rotation needs.
+///
+/// # Safety
+/// The conditions of [`round_rows`].
+#[inline(always)]
+unsafe fn rotate_block<E: Source, const W: u32>(params: &RoundRowsParams) {
+    // SAFETY: the caller's promise: all threads of the block make the same calls.
+    unsafe {
+        let block = Block::new::<W>(params);
+        let turns = FP8_BLOCK / block.step;
+        let numbers = |turn| rotated(E::widen(block.load::<E>(turn)), block.lane, block.lanes);
+        let mut largest = 0.0_f32;
+        if params.shares != 0 {
+            let mut turn = 0;
+            while turn < turns {
+                largest = largest.max(largest_of(numbers(turn)));
+                turn = opaque(turn + 1);
             }
+            largest = block.share::<W>(largest);
+        }
+        let mut turn = 0;
+        while turn < turns {
+            block.round(turn, numbers(turn), largest);
+            turn = opaque(turn + 1);
+        }
+    }
+}
+
+/// A block's rows. A thread has eight elements of every `step`th one.
+struct Block<'a> {
+    params: &'a RoundRowsParams,
+    thread: u32,
+    head: u32,
+    /// The block of rows in its head, and how many there are.
+    tile: u32,
+    tiles: u32,
+    /// The thread's lane in a row.
+    lane: u32,
+    /// Lanes of a row.
+    lanes: u32,
+    step: u32,
+    /// What q is multiplied by beyond its scale.
+    factor: f32,
+}
+
+/// The functions share their condition: all threads of the block make the same calls.
+impl<'a> Block<'a> {
+    #[inline(always)]
+    unsafe fn new<const W: u32>(params: &'a RoundRowsParams) -> Self {
+        let tiles = params.row_count.div_ceil(FP8_BLOCK);
+        let (head, tile) = (special::block() / tiles, special::block() % tiles);
+        // SAFETY: the launch has this many threads a block.
+        let thread = unsafe { special::thread(32 * W) };
+        let lanes = row_lanes(params.dim);
+        // The rotation takes a power of two out of both q and k.
+        let width = match params.rotates != 0 && params.shares == 0 {
+            true => (CHUNK * lanes) as f32,
+            false => 1.0,
+        };
+        let (batch, kv_head) = (head / params.heads, head % params.heads / params.group);
+        Block {
+            params,
+            thread,
+            head,
+            tile,
+            tiles,
+            lane: thread % lanes,
+            lanes,
+            step: 32 * W / lanes,
+            // SAFETY: the caller's promise.
+            factor: unsafe {
+                let [q, k] = &params.descales;
+                width * (descale(q, batch, kv_head) * descale(k, batch, kv_head))
+            },
+        }
+    }
+
+    /// The thread's row of a turn, in its head.
+    #[inline(always)]
+    fn row(&self, turn: u32) -> u32 {
+        self.tile * FP8_BLOCK + self.thread / self.lanes + self.step * turn
+    }
+
+    /// The thread's elements of a turn; zeros behind the rows.
+    #[inline(always)]
+    unsafe fn load<E: Source>(&self, turn: u32) -> E::Eight {
+        let (params, row, column) = (self.params, self.row(turn), CHUNK * self.lane);
+        match row < params.row_count && column < params.dim {
+            // SAFETY: elements of the rows.
+            true => unsafe {
+                let place = [self.head, row];
+                E::load(&params.rows, params.heads, place, column, params.dim)
+            },
+            false => E::ZEROS,
+        }
+    }
+
+    /// The largest number of all rows; the block's scale is written.
+    #[inline(always)]
+    unsafe fn share<const W: u32>(&self, largest: f32) -> f32 {
+        // SAFETY: all threads make this call; one writes.
+        unsafe {
+            let largest = of_block::<W>(largest, self.thread);
+            if self.thread == 0 {
+                let place = u64::from(self.head) * u64::from(self.tiles) + u64::from(self.tile);
+                let scale = scale_of(largest, self.params.most_log2);
+                global::store_f32(self.params.scales + 4 * place, scale);
+            }
+            largest
+        }
+    }
+
+    /// Rounds the numbers of a turn by the scale of what is `largest` in the block, or in the row.
+    #[inline(always)]
+    unsafe fn round(&self, turn: u32, numbers: [f32; 8], largest: f32) {
+        let (params, row) = (self.params, self.row(turn));
+        let shares = params.shares != 0;
+        // SAFETY: all lanes of a row make this call; one thread alone writes a number.
+        unsafe {
+            let largest = match shares {
+                true => largest,
+                false => of_row(largest_of(numbers), self.lanes),
+            };
             let scale = scale_of(largest, params.most_log2);
-            let row = first + step * i as u32;
-            let place = u64::from(head) * u64::from(params.row_count) + u64::from(row);
-            if params.shares == 0 && lane == 0 && row < params.row_count {
-                global::store_f32(params.scales + 4 * place, scale);
+            let place = u64::from(self.head) * u64::from(params.row_count) + u64::from(row);
+            if !shares && self.lane == 0 && row < params.row_count {
+                global::store_f32(params.scales + 4 * place, scale * self.factor.abs());
             }
-            let row_bytes = params.dim.next_multiple_of(16);
-            if row < params.row_count && column < row_bytes {
-                let inverse = inverse_of(scale);
-                let factor = if params.negates != 0 {
-                    -inverse
-                } else {
-                    inverse
+            let column = CHUNK * self.lane;
+            if row < params.row_count && column < params.row_bytes {
+                let is_negative = (params.negates != 0) != (self.factor < 0.0);
+                let inverse = match is_negative {
+                    true => -inverse_of(scale),
+                    false => inverse_of(scale),
                 };
-                let place = place * u64::from(row_bytes) + u64::from(column);
-                global::store_u32x2(params.rounded + place, rounded(numbers, factor));
+                // A factor of NaN is one of the row.
+                let inverse = math::fma(self.factor, 0.0, inverse);
+                let place = place * u64::from(params.row_bytes) + u64::from(column);
+                global::store_u32x2(params.rounded + place, rounded(numbers, inverse));
             }
         }
     }
 }
 
-/// Eight elements as f32.
+/// A row's numbers, of which each lane has eight, rotated: the signs of some change, and a Hadamard matrix divided by their count multiplies
+/// them. What is not finite makes the row NaN.
+///
+/// # Safety
+/// Every lane of the warp makes the same call.
 #[inline(always)]
-pub fn widen<E: Element>(pairs: [u32; 4]) -> [f32; 8] {
-    let mut numbers = [0.0; 8];
+unsafe fn rotated(mut numbers: [f32; 8], lane: u32, lanes: u32) -> [f32; 8] {
+    let share = 1.0 / (CHUNK * lanes) as f32;
+    let signs = rotation_signs(lane);
     for i in 0..8 {
-        numbers[i] = E::widen((pairs[i / 2] >> (16 * (i % 2))) as u16);
+        let number = numbers[i] * share;
+        numbers[i] = if signs >> i & 1 != 0 { -number } else { number };
+    }
+    for log2 in 0..3 {
+        let step = 1 << log2;
+        for i in 0..8 {
+            if i & step == 0 {
+                let (a, b) = (numbers[i], numbers[i + step]);
+                (numbers[i], numbers[i + step]) = (a + b, a - b);
+            }
+        }
+    }
+    // SAFETY: the caller's promise.
+    unsafe {
+        numbers = exchanged::<1>(numbers, lane);
+        numbers = exchanged::<2>(numbers, lane);
+        numbers = exchanged::<4>(numbers, lane);
+        if lanes > 8 {
+            numbers = exchanged::<8>(numbers, lane);
+        }
+        if lanes > 16 {
+            numbers = exchanged::<16>(numbers, lane);
+        }
+    }
+    numbers
+}
+
+/// Sums of the numbers of two lanes, or their differences in the upper one.
+///
+/// # Safety
+/// Every lane of the warp makes the same call.
+#[inline(always)]
+unsafe fn exchanged<const STEP: u32>(mut numbers: [f32; 8], lane: u32) -> [f32; 8] {
+    for i in 0..8 {
+        // SAFETY: the caller's promise.
+        let other = unsafe { shuffle::xor::<STEP>(numbers[i]) };
+        numbers[i] = match lane & STEP {
+            0 => numbers[i] + other,
+            _ => other - numbers[i],
+        };
     }
     numbers
 }
@@ -166,13 +323,16 @@ unsafe fn of_block<const W: u32>(number: f32, thread: u32) -> f32 {
     }
 }
 
-/// Address of an element of a tensor, of which each entry has so many heads; `head` counts over all entries.
+/// Address of an element in a row of a head of a tensor, of which each entry has so many heads; heads count over all entries.
 #[inline(always)]
-pub fn at(tensor: &TensorRef, heads: u32, head: u32, row: u32, column: u32) -> u64 {
+pub fn at<E: Source>(tensor: &TensorRef, heads: u32, [head, row]: [u32; 2], column: u32) -> u64 {
     let (batch, head) = (head / heads, head % heads);
     let offset = i64::from(batch) * tensor.batch_stride
         + i64::from(head) * tensor.head_stride
         + i64::from(row) * tensor.row_stride
         + i64::from(column);
-    element::at(tensor.address, offset)
+    match E::IS_E4M3 {
+        true => tensor.address.wrapping_add(offset as u64),
+        false => element::at(tensor.address, offset),
+    }
 }

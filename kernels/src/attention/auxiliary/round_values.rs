@@ -3,14 +3,17 @@
 //! The first kernel finds the moments of parts of the keys: sums, least and largest numbers of each column. In the second one a block
 //! takes 128 keys of a head. It makes mean and scale of each column, always in one order. Infinities and NaN become 0, and count for
 //! neither; each column has the number of its first one.
+//!
+//! Values of e4m3 stay as they are, and need no moments: the second kernel finds what is not finite itself.
 
-use super::round_rows::{at, is_finite, widen};
+use super::round_rows::is_finite;
+use super::source::{Source, descale};
 use crate::abi::{FP8_BLOCK, Fp8Params, RoundValuesParams};
 use crate::layout::element::CHUNK;
 use crate::layout::fp8::{VALUES_LOG2, inverse_of, row_lanes, scale_of};
 use crate::ptx::convert::e4m3;
 use crate::ptx::{barrier, global, shared, special, vote};
-use crate::tile::Element;
+use core::hint::cold_path;
 
 /// Columns that a block has room for.
 const COLUMNS: u32 = 256;
@@ -26,7 +29,7 @@ const AT_ONCE: usize = 4;
 /// # Safety
 /// Launched as [`RoundValuesParams`] and the kernel's row of the [catalog](crate::catalog) say, with readable values and writable moments.
 #[inline(always)]
-pub unsafe fn moments<E: Element, const W: u32>(params: &RoundValuesParams) {
+pub unsafe fn moments<E: Source, const W: u32>(params: &RoundValuesParams) {
     let (head, part) = (
         special::block() / params.parts,
         special::block() % params.parts,
@@ -39,19 +42,19 @@ pub unsafe fn moments<E: Element, const W: u32>(params: &RoundValuesParams) {
     let end = params.keys.min((part + 1) * params.part_keys);
     let mut first = part * params.part_keys + thread / lanes;
     while first < end && CHUNK * lane < params.dim {
-        let mut pairs = [[0; 4]; AT_ONCE];
+        let mut eight = [E::ZEROS; AT_ONCE];
         for i in 0..AT_ONCE {
             let key = first + rows * i as u32;
             if key < end {
+                let (place, column) = ([head, key], CHUNK * lane);
                 // SAFETY: elements of the values.
-                pairs[i] = unsafe {
-                    global::load_u32x4(at(&params.values, params.heads, head, key, CHUNK * lane))
-                };
+                eight[i] =
+                    unsafe { E::load(&params.values, params.heads, place, column, params.row_dim) };
             }
         }
         for i in 0..AT_ONCE {
             let key = first + rows * i as u32;
-            let numbers = widen::<E>(pairs[i]);
+            let numbers = E::widen(eight[i]);
             for column in 0..8 {
                 if key < end {
                     found[column].take(numbers[column], key);
@@ -96,18 +99,14 @@ pub unsafe fn moments<E: Element, const W: u32>(params: &RoundValuesParams) {
 /// Rounds the block's 128 keys, with `W` warps.
 ///
 /// # Safety
-/// Launched as [`RoundValuesParams`] and the kernel's row of the [catalog](crate::catalog) say, behind [`moments`], with readable values, and
-/// writable rounded values and columns.
+/// Launched as [`RoundValuesParams`] and the kernel's row of the [catalog](crate::catalog) say, behind [`moments`] if values have 16 bits, with
+/// readable values, and writable rounded values and columns.
 #[inline(always)]
-pub unsafe fn round_values<E: Element, const W: u32>(params: &RoundValuesParams) {
+pub unsafe fn round_values<E: Source, const W: u32>(params: &RoundValuesParams) {
     let tiles = params.keys.div_ceil(FP8_BLOCK);
     let (head, tile) = (special::block() / tiles, special::block() % tiles);
     // SAFETY: the launch has this many threads a block.
     let thread = unsafe { special::thread(32 * W) };
-    let of_column = |column: u32| shared::base() + 8 * column;
-    let word_at =
-        |column: u32, word: u32| shared::base() + 8 * COLUMNS + 4 * (column * TILE_WORDS + word);
-    let flag_of = |warp: u32| word_at(COLUMNS, warp);
     let source = Unit {
         lanes: row_lanes(params.dim),
         head,
@@ -116,50 +115,34 @@ pub unsafe fn round_values<E: Element, const W: u32>(params: &RoundValuesParams)
     // SAFETY: all threads of the block reach the barriers; one thread alone writes a number.
     unsafe {
         // On their way while the columns are read.
-        let mut pairs = source.load(params, thread);
-        let mut is_wrong = false;
-        if thread < params.dim {
-            let column = Column::of(params, head, thread);
-            is_wrong = column.wrong != Fp8Params::NO_KEY;
-            shared::store_f32(of_column(thread), column.mean);
-            shared::store_f32(of_column(thread) + 4, inverse_of(column.scale));
-            if tile == 0 {
-                let place = u64::from(head) * u64::from(params.dim) + u64::from(thread);
-                global::store_f32x2(params.columns + 8 * place, [column.scale, column.mean]);
-                global::store_u32(params.wrong_keys + 4 * place, column.wrong);
-            }
-        }
-        let is_wrong = vote::any(is_wrong);
-        if thread.is_multiple_of(32) {
-            shared::store_u32(flag_of(thread / 32), u32::from(is_wrong));
-        }
-        barrier::block();
-        if tile == 0 && thread == 0 {
-            let mut flags = 0;
-            for warp in 0..W {
-                flags |= shared::load_u32(flag_of(warp));
-            }
-            global::store_u32(params.has_wrong + 4 * u64::from(head), flags);
-        }
+        let mut four = source.load::<E>(params, thread);
+        write_columns::<E, W>(params, head, tile, thread);
         let mut unit = thread;
         while unit < source.count() {
-            let next = source.load(params, unit + 32 * W);
+            let next = source.load::<E>(params, unit + 32 * W);
             let (first, word) = source.place(unit);
-            let numbers = pairs.map(widen::<E>);
+            let numbers = four.map(E::widen);
             for i in 0..8 {
                 let column = first + i as u32;
                 if column < params.dim {
-                    let [mean, inverse] = shared::load_f32x2(of_column(column));
+                    let [mean, inverse] = match E::IS_E4M3 {
+                        true => [0.0, 1.0],
+                        false => shared::load_f32x2(of_column(column)),
+                    };
                     let of = |numbers: [f32; 8]| match is_finite(numbers[i]) {
                         true => (numbers[i] - mean) * inverse,
                         false => 0.0,
                     };
                     let [a, b, c, d] = numbers;
-                    let four = e4m3(of(a), of(b), of(c), of(d));
-                    shared::store_u32(word_at(column, word), four);
+                    if E::IS_E4M3 && !is_finite(a[i] + b[i] + c[i] + d[i]) {
+                        cold_path();
+                        source.note_wrong(params, word, column, [a[i], b[i], c[i], d[i]]);
+                    }
+                    let rounded = e4m3(of(a), of(b), of(c), of(d));
+                    shared::store_u32(word_at(column, word), rounded);
                 }
             }
-            pairs = next;
+            four = next;
             unit += 32 * W;
         }
         barrier::block();
@@ -173,6 +156,69 @@ pub unsafe fn round_values<E: Element, const W: u32>(params: &RoundValuesParams)
                 global::store_u32(to, shared::load_u32(word_at(column, lane)));
             }
             column += W;
+        }
+    }
+}
+
+/// Address of the mean and the inverse scale of a column.
+#[inline(always)]
+fn of_column(column: u32) -> u32 {
+    shared::base() + 8 * column
+}
+
+/// Address of four keys of a column of the tile; behind the last column lies a word for each warp.
+#[inline(always)]
+fn word_at(column: u32, word: u32) -> u32 {
+    shared::base() + 8 * COLUMNS + 4 * (column * TILE_WORDS + word)
+}
+
+/// Writes scales and means of the columns, to shared memory, and in a head's first block for the kernel that multiplies; what is not finite is
+/// noted, too. Of e4m3 there are only scales.
+///
+/// # Safety
+/// The conditions of [`round_values`]; all threads of the block make the same call.
+#[inline(always)]
+unsafe fn write_columns<E: Source, const W: u32>(
+    params: &RoundValuesParams,
+    head: u32,
+    tile: u32,
+    thread: u32,
+) {
+    let place = u64::from(head) * u64::from(params.dim) + u64::from(thread);
+    let columns = params.columns + 8 * place;
+    // SAFETY: one thread alone writes a number; all reach the barrier.
+    unsafe {
+        if E::IS_E4M3 {
+            if tile == 0 && thread < params.dim {
+                let (batch, kv_head) = (head / params.heads, head % params.heads);
+                let scale = descale(&params.descale, batch, kv_head);
+                global::store_f32x2(columns, [scale, 0.0]);
+            }
+            return;
+        }
+        let mut is_wrong = false;
+        if thread < params.dim {
+            let column = Column::of(params, head, thread);
+            is_wrong = column.wrong != Fp8Params::NO_KEY;
+            shared::store_f32(of_column(thread), column.mean);
+            shared::store_f32(of_column(thread) + 4, inverse_of(column.scale));
+            if tile == 0 {
+                global::store_f32x2(columns, [column.scale, column.mean]);
+                let wrong = Fp8Params::NO_KEY - column.wrong;
+                global::store_u32(params.wrong_keys + 4 * place, wrong);
+            }
+        }
+        let is_wrong = vote::any(is_wrong);
+        if thread.is_multiple_of(32) {
+            shared::store_u32(word_at(COLUMNS, thread / 32), u32::from(is_wrong));
+        }
+        barrier::block();
+        if tile == 0 && thread == 0 {
+            let mut flags = 0;
+            for warp in 0..W {
+                flags |= shared::load_u32(word_at(COLUMNS, warp));
+            }
+            global::store_u32(params.has_wrong + 4 * u64::from(head), flags);
         }
     }
 }
@@ -199,24 +245,56 @@ impl Unit {
         (CHUNK * (unit % self.lanes), unit / self.lanes)
     }
 
+    /// The keys of a unit.
+    #[inline(always)]
+    fn keys(&self, word: u32) -> [u32; 4] {
+        let key = self.first + word / 4 * 16 + 2 * (word % 4);
+        [key, key + 1, key + 8, key + 9]
+    }
+
     /// The elements of a unit, of each key eight; zeros behind the last key.
     ///
     /// # Safety
     /// The values are readable.
     #[inline(always)]
-    unsafe fn load(&self, params: &RoundValuesParams, unit: u32) -> [[u32; 4]; 4] {
+    unsafe fn load<E: Source>(&self, params: &RoundValuesParams, unit: u32) -> [E::Eight; 4] {
         let (column, word) = self.place(unit);
-        let key = word / 4 * 16 + 2 * (word % 4);
-        [key, key + 1, key + 8, key + 9].map(|key| {
-            let key = self.first + key;
+        self.keys(word).map(|key| {
             match unit < self.count() && key < params.keys && column < params.dim {
                 // SAFETY: elements of the values.
                 true => unsafe {
-                    global::load_u32x4(at(&params.values, params.heads, self.head, key, column))
+                    let place = [self.head, key];
+                    E::load(&params.values, params.heads, place, column, params.row_dim)
                 },
-                false => [0; 4],
+                false => E::ZEROS,
             }
         })
+    }
+
+    /// Notes which of the numbers of four keys are not finite.
+    ///
+    /// # Safety
+    /// The notes are writable, by such calls alone.
+    #[inline(always)]
+    unsafe fn note_wrong(
+        &self,
+        params: &RoundValuesParams,
+        word: u32,
+        column: u32,
+        numbers: [f32; 4],
+    ) {
+        let place = u64::from(self.head) * u64::from(params.dim) + u64::from(column);
+        let keys = self.keys(word);
+        for i in 0..4 {
+            if !is_finite(numbers[i]) {
+                let wrong = Fp8Params::NO_KEY - keys[i];
+                // SAFETY: the caller's promise.
+                unsafe {
+                    global::max_u32(params.wrong_keys + 4 * place, wrong);
+                    global::max_u32(params.has_wrong + 4 * u64::from(self.head), 1);
+                }
+            }
+        }
     }
 }
 

@@ -30,6 +30,7 @@ mod wide;
 
 pub use decode::decode;
 pub use fp8::fp8;
+pub use fp8::outer::{OneLevel, Singles, UpperHalves};
 pub use latent::latent;
 pub use sm80::sm80;
 pub use sm90::{Unwatched, Watch, sm90};

@@ -1,6 +1,7 @@
 //! The consumers' loop over tiles and blocks of keys: Algorithm 1 of FlashAttention-2 (Dao 2023).
 
 use super::ROWS;
+use super::outer::Outer;
 use super::softmax::Softmax;
 use super::step::{Consumer, Edge, First, Rows, Start, Whole};
 use super::store::store;
@@ -24,6 +25,7 @@ use core::marker::PhantomData;
 #[inline(always)]
 pub unsafe fn consume<
     K: Kernel,
+    U: Outer,
     const OT: usize,
     const NT: usize,
     const PT: usize,
@@ -73,7 +75,9 @@ pub unsafe fn consume<
                 j = opaque(j - 1);
                 consumer.pass();
             }
-            let mut rows = Rows::<OT, NT, PT>::new(Softmax::new(factors));
+            let outer = memory.outer(warpgroup, U::BYTES) + 16 * (K::thread() % 128);
+            let outer = U::new(outer, OT as u32);
+            let mut rows = Rows::<U, OT, NT, PT>::new(Softmax::new(factors), outer);
             if walk.sees(j) {
                 let mut runs = tile.runs(&part, walk.own_start(), j);
                 j -= 1;
@@ -82,8 +86,9 @@ pub unsafe fn consume<
                     while j > runs.edge() {
                         j -= 1;
                         rows.step::<Edge, _, _, _>(&mut consumer, &tile, j);
+                        rows.sum_outside::<K>(j);
                     }
-                    let has_late = Rows::<OT, NT, PT>::IS_LATE && j > runs.whole();
+                    let has_late = Rows::<U, OT, NT, PT>::IS_LATE && j > runs.whole();
                     if has_late {
                         j -= 1;
                         rows.step::<Start, _, _, _>(&mut consumer, &tile, j);
@@ -91,6 +96,7 @@ pub unsafe fn consume<
                     while j > runs.whole() {
                         j -= 1;
                         rows.step::<Whole, _, _, _>(&mut consumer, &tile, j);
+                        rows.sum_outside::<K>(j);
                     }
                     if has_late {
                         rows.finish(&mut consumer);
@@ -99,7 +105,7 @@ pub unsafe fn consume<
                         break;
                     }
                 }
-                if Rows::<OT, NT, PT>::IS_JOINED {
+                if Rows::<U, OT, NT, PT>::IS_JOINED {
                     rows.finish(&mut consumer);
                 }
             }
@@ -110,7 +116,7 @@ pub unsafe fn consume<
                 consumer.pass();
             }
             q = Ring(q.0 + K::WARPGROUPS);
-            store::<K, OT>(launch, job, rows.o, rows.softmax);
+            store::<K, U, OT>(launch, job, rows.o, rows.outer, rows.softmax);
             job = next_job(q);
         }
     }

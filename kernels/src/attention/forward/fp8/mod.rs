@@ -42,10 +42,12 @@
 //! | `consume` | a consumer's loop over tiles and blocks of keys: Algorithm 1 |
 //! | `step` | its lines for one block of keys |
 //! | `softmax` | scores become probabilities |
+//! | `outer` | sums in two levels, where V keeps its mean |
 //! | `polynomial` | a part of the exponentials, without the unit for them |
 //! | `store` | O, scaled and with the mean of V, and lse |
 
 mod consume;
+pub mod outer;
 mod polynomial;
 mod produce;
 mod softmax;
@@ -63,6 +65,7 @@ use crate::ptx::{barrier, mbarrier, setmaxnreg, shared, shuffle};
 use crate::tile::fp8::{Scores, Sums};
 use crate::tile::{Accumulator, Element, HalfAccumulator};
 use consume::consume;
+use outer::Outer;
 use produce::produce;
 
 /// Rows of a warpgroup.
@@ -72,7 +75,7 @@ const ROWS: u32 = 64;
 ///
 /// `W` warpgroups consume, and one more produces. The head dim is at most `16 * DT`, `OT` is `DT`. A step takes `16 * NT` keys, `PT` is
 /// half of `NT`. Q stays in registers if `QT` is half of `DT`, and in shared memory if it is 0. `NQ` slots hold Q of a warpgroup each,
-/// `S` stages K and V. `GIVEN` registers stay with the producer's threads, `TAKEN` are a consumer's.
+/// `S` stages K and V. `U` says how O is summed. `GIVEN` registers stay with the producer's threads, `TAKEN` are a consumer's.
 ///
 /// # Safety
 /// Launched as [`Fp8Params`] and the kernel's row of the [catalog](crate::catalog) say, with tensors that are readable (rounded q, k and
@@ -83,6 +86,7 @@ pub unsafe fn fp8<
     M: Mask,
     H: Heads,
     C: Score,
+    U: Outer,
     const W: u32,
     const DT: usize,
     const OT: usize,
@@ -105,6 +109,7 @@ pub unsafe fn fp8<
     unsafe {
         run::<
             Instance<E, M, H, C, Unwatched, 1, W, DT, OT, NT, NQ, S>,
+            U,
             OT,
             NT,
             PT,
@@ -124,6 +129,7 @@ pub unsafe fn fp8<
 #[inline(always)]
 unsafe fn run<
     K: Kernel,
+    U: Outer,
     const OT: usize,
     const NT: usize,
     const PT: usize,
@@ -139,7 +145,8 @@ unsafe fn run<
     [HalfAccumulator; NT]: Scores,
     [Accumulator; OT]: Sums,
 {
-    let memory = Fp8Memory::new(shared::base(), [NQ, K::BC, K::D, S]);
+    let outer_bytes = K::BR * K::D * U::BYTES;
+    let memory = Fp8Memory::new(shared::base(), [NQ, K::BC, K::D, S], outer_bytes);
     // SAFETY: all threads of the block reach the barrier; then each warpgroup has its role.
     unsafe {
         let thread = K::thread();
@@ -164,7 +171,7 @@ unsafe fn run<
             }
         } else {
             setmaxnreg::increase::<TAKEN>();
-            consume::<K, OT, NT, PT, QT, NQ, S>(params, memory, warpgroup);
+            consume::<K, U, OT, NT, PT, QT, NQ, S>(params, memory, warpgroup);
         }
     }
 }

@@ -1,5 +1,6 @@
 //! A step of Algorithm 1: a warpgroup's rows and one block of keys.
 
+use super::outer::{INNER_KEYS, Outer};
 use super::softmax::{Softmax, to_operands};
 use crate::attention::forward::sm90::kernel::Kernel;
 use crate::attention::forward::sm90::tile::Tile;
@@ -62,16 +63,18 @@ pub struct Consumer<K, const QT: usize, const S: u32> {
 
 /// What a warpgroup holds of its rows from step to step. No product is under way between steps: the assembler would wait for
 /// each one.
-pub struct Rows<const OT: usize, const NT: usize, const PT: usize> {
+pub struct Rows<U, const OT: usize, const NT: usize, const PT: usize> {
     /// m and l.
     pub softmax: Softmax,
     /// O, but for the scale and the mean of V.
     pub o: [Accumulator; OT],
+    /// What is summed outside of `o`.
+    pub outer: U,
     s: [HalfAccumulator; NT],
     p: [Operand; PT],
 }
 
-impl<const OT: usize, const NT: usize, const PT: usize> Rows<OT, NT, PT>
+impl<U: Outer, const OT: usize, const NT: usize, const PT: usize> Rows<U, OT, NT, PT>
 where
     [HalfAccumulator; NT]: Scores,
     [Accumulator; OT]: Sums,
@@ -88,10 +91,11 @@ where
 
     /// Line 5: before the first block.
     #[inline(always)]
-    pub fn new(softmax: Softmax) -> Self {
+    pub fn new(softmax: Softmax, outer: U) -> Self {
         Rows {
             softmax,
             o: [Accumulator::ZERO; OT],
+            outer,
             s: [HalfAccumulator([0; 4]); NT],
             p: [Operand::ZERO; PT],
         }
@@ -186,6 +190,19 @@ where
         if let Some(factors) = factors {
             cold_path();
             scale_rows(&mut self.o, factors);
+            self.outer.scale(factors);
+        }
+    }
+
+    /// Adds O to its outer sums, once for so many keys, behind the step of block `j`.
+    ///
+    /// # Safety
+    /// The conditions of [`step`](Self::step).
+    #[inline(always)]
+    pub unsafe fn sum_outside<K: Kernel>(&mut self, j: u32) {
+        if U::BYTES > 0 && j.is_multiple_of(INNER_KEYS / K::BC) {
+            // SAFETY: the caller's promise: no product is under way between steps.
+            unsafe { self.outer.take(&mut self.o) }
         }
     }
 

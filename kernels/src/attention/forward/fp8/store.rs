@@ -1,5 +1,6 @@
 //! After the loop over blocks of keys: a warp stores O and lse of its rows.
 
+use super::outer::Outer;
 use super::produce::kv_head_index;
 use super::softmax::Softmax;
 use crate::abi::Fp8Params;
@@ -22,10 +23,11 @@ use core::hint::cold_path;
 /// # Safety
 /// The conditions of [`fp8`](super::fp8); every lane of the warp makes the same call, after its last product.
 #[inline(always)]
-pub unsafe fn store<K: Kernel, const OT: usize>(
+pub unsafe fn store<K: Kernel, U: Outer, const OT: usize>(
     launch: &Fp8Params,
     job: Job,
     mut o: [Accumulator; OT],
+    outer: U,
     softmax: Softmax,
 ) {
     let params = &launch.forward;
@@ -43,6 +45,7 @@ pub unsafe fn store<K: Kernel, const OT: usize>(
             .sum
             .map(|sum| shuffle::reduce::<4>(sum, |a, b| a + b));
         for dt in 0..OT {
+            outer.add_to(&mut o[dt], dt);
             for half in 0..2 {
                 let column = 16 * dt as u32 + 8 * half as u32 + 2 * (lane % 4);
                 let mut two = [0.0; 4];
@@ -71,7 +74,8 @@ pub unsafe fn store<K: Kernel, const OT: usize>(
     }
 }
 
-/// Puts NaN into those of so many columns of O where a row sees a key that is not finite; `wrong_keys` has the first one of each column.
+/// Puts NaN into those of so many columns of O where a row sees a key that is not finite; `wrong_keys` has the first
+/// one of each column, counted down.
 ///
 /// # Safety
 /// The numbers are readable, and every lane of the warp makes the same call.
@@ -95,7 +99,7 @@ unsafe fn spoil<K: Kernel, const OT: usize>(
             if column < columns {
                 // SAFETY: the caller's promise.
                 let wrong = unsafe { global::load_u32(wrong_keys + 4 * u64::from(column)) };
-                if (wrong as i32) < ends[i / 2 % 2] {
+                if ((Fp8Params::NO_KEY - wrong) as i32) < ends[i / 2 % 2] {
                     o[dt].0[i] = f32::NAN;
                 }
             }

@@ -1,0 +1,122 @@
+//! The forward call on q, k and v of e4m3.
+
+use super::call::RawForward;
+use crate::attention::Attention;
+use crate::error::Result;
+use crate::options::{RawE4m3, RawOptions};
+use crate::tensor::{Element, Storage, StorageMut, Tensor, TensorBase, expect_device};
+use float8::F8E4M3;
+
+impl<'a> Attention<'a> {
+    /// What multiplies q, k and v of e4m3, `[batch, kv_heads]` each, for [`forward_e4m3`](Self::forward_e4m3); query heads of a group share a
+    /// number. Default: 1.
+    ///
+    /// ```
+    /// # fn main() -> ferroattn::Result<()> {
+    /// use ferroattn::{Attention, F8E4M3, Tensor};
+    ///
+    /// let x = Tensor::from_vec([1, 1, 1, 2], vec![F8E4M3::from_f32(1.5); 2])?;
+    /// let [one, two] = [1.0_f32, 2.0].map(|x| Tensor::from_vec([1, 1], vec![x]));
+    /// let (one, two) = (one?, two?);
+    /// let (o, _) = Attention::new().descales(&one, &one, &two).forward_e4m3::<f32>(&x, &x, &x)?;
+    /// assert_eq!(o.to_vec()?, [3.0; 2]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn descales<'b>(
+        &self,
+        q: &'b TensorBase<impl Storage<Item = f32>, 2>,
+        k: &'b TensorBase<impl Storage<Item = f32>, 2>,
+        v: &'b TensorBase<impl Storage<Item = f32>, 2>,
+    ) -> Attention<'b>
+    where
+        'a: 'b,
+    {
+        self.with(|call| call.tensors.descales = Some([q.into(), k.into(), v.into()]))
+    }
+
+    /// [`forward`](Self::forward) of inputs that hold e4m3 already, multiplied by [`descales`](Self::descales): o has another type, lse is
+    /// f32. The call is in [FP8](Self::fp8).
+    ///
+    /// Tensor cores cut sums of e4m3 towards zero, and these values keep their mean. So sums have two levels: o of 512 keys is added to
+    /// sums in f32, which bounds what it loses by 0.5 %.
+    ///
+    /// ```
+    /// # fn main() -> ferroattn::Result<()> {
+    /// use ferroattn::{Attention, F8E4M3, Tensor};
+    ///
+    /// let [q, v] = [0.0, 3.0].map(|x| Tensor::from_vec([1, 1, 2, 8], vec![F8E4M3::from_f32(x); 16]));
+    /// let (q, v) = (q?, v?);
+    /// let (o, lse) = Attention::new().forward_e4m3::<f32>(&q, &q, &v)?;
+    /// assert_eq!(o.to_vec()?, [3.0; 16]);
+    /// assert_eq!(lse.shape(), [1, 1, 2]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// The conditions of [`forward`](Self::forward), or says which option does not go with FP8.
+    pub fn forward_e4m3<T: Element>(
+        &self,
+        q: &TensorBase<impl Storage<Item = F8E4M3>>,
+        k: &TensorBase<impl Storage<Item = F8E4M3>>,
+        v: &TensorBase<impl Storage<Item = F8E4M3>>,
+    ) -> Result<(Tensor<T>, Tensor<f32, 3>)> {
+        let problem = self.problem(q.shape(), k.shape(), v.shape())?;
+        let mut o = Tensor::zeros(&q.device(), problem.o_shape())?;
+        let mut lse = Tensor::zeros(&q.device(), problem.lse_shape())?;
+        self.forward_e4m3_into(q, k, v, &mut o, &mut lse)?;
+        Ok((o, lse))
+    }
+
+    /// Like [`forward_e4m3`](Self::forward_e4m3), into tensors of the caller: see [`forward_into`](Self::forward_into).
+    ///
+    /// ```
+    /// # fn main() -> ferroattn::Result<()> {
+    /// use ferroattn::{Attention, F8E4M3, Tensor};
+    ///
+    /// let x = Tensor::from_vec([1, 1, 2, 8], vec![F8E4M3::from_f32(0.5); 16])?;
+    /// let mut o = Tensor::<f32>::zeros(&x.device(), [1, 1, 2, 8])?;
+    /// let mut lse = Tensor::zeros(&x.device(), [1, 1, 2])?;
+    /// Attention::new().causal(true).forward_e4m3_into(&x, &x, &x, &mut o, &mut lse)?;
+    /// assert_eq!(o.to_vec()?, [0.5; 16]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// The conditions of [`forward_e4m3`](Self::forward_e4m3).
+    pub fn forward_e4m3_into<T: Element>(
+        &self,
+        q: &TensorBase<impl Storage<Item = F8E4M3>>,
+        k: &TensorBase<impl Storage<Item = F8E4M3>>,
+        v: &TensorBase<impl Storage<Item = F8E4M3>>,
+        o: &mut TensorBase<impl StorageMut<Item = T>>,
+        lse: &mut TensorBase<impl StorageMut<Item = f32>, 3>,
+    ) -> Result<()> {
+        let device = q.device();
+        expect_device(&device, [("k", k.device()), ("v", v.device())])?;
+        expect_device(&device, [("o", o.device()), ("lse", lse.device())])?;
+        let stream = self.stream_of(&device)?;
+        let descales = self.tensors.descales.as_ref();
+        let [q_descale, k_descale, v_descale] =
+            [0, 1, 2].map(|i| descales.map(|descales| descales[i].raw()));
+        let args = RawForward {
+            q: q.as_raw(),
+            k: k.as_raw(),
+            v: v.as_raw(),
+            o: o.as_raw_mut(),
+            lse: lse.as_raw_mut(),
+            options: RawOptions {
+                e4m3: Some(RawE4m3 {
+                    q_descale,
+                    k_descale,
+                    v_descale,
+                }),
+                ..RawOptions::default()
+            },
+        };
+        // SAFETY: as in `forward_into`; the options say that q, k and v are of e4m3, and borrow their descales.
+        unsafe { self.forward_raw(&device, T::DTYPE, &args, stream) }
+    }
+}

@@ -1,0 +1,124 @@
+//! What kernels that round read: elements of 16 bits, or of e4m3 already.
+
+use super::round_rows::at;
+use crate::abi::{DescaleRef, TensorRef};
+use crate::layout::element::CHUNK;
+use crate::ptx::{convert, global, half};
+use crate::tile::Element;
+
+/// A type of elements that are rounded, eight neighbours at a time.
+pub trait Source {
+    /// Whether elements are rounded already, and keep their digits.
+    const IS_E4M3: bool;
+
+    /// Eight elements as they lie in memory.
+    type Eight: Copy;
+
+    /// Eight zeros.
+    const ZEROS: Self::Eight;
+
+    /// Loads the elements of a row from `column` on, a multiple of 8: eight, or as many as are left of `dim`, and zeros.
+    ///
+    /// # Safety
+    /// The row's elements are readable.
+    unsafe fn load(
+        tensor: &TensorRef,
+        heads: u32,
+        place: [u32; 2],
+        column: u32,
+        dim: u32,
+    ) -> Self::Eight;
+
+    /// The elements as f32.
+    fn widen(eight: Self::Eight) -> [f32; 8];
+}
+
+/// Rows are whole vectors of eight elements.
+impl<E: Element> Source for E {
+    const IS_E4M3: bool = false;
+
+    type Eight = [u32; 4];
+
+    const ZEROS: [u32; 4] = [0; 4];
+
+    #[inline(always)]
+    unsafe fn load(
+        tensor: &TensorRef,
+        heads: u32,
+        [head, row]: [u32; 2],
+        column: u32,
+        _: u32,
+    ) -> [u32; 4] {
+        // SAFETY: the caller's promise.
+        unsafe { global::load_u32x4(at::<E>(tensor, heads, [head, row], column)) }
+    }
+
+    #[inline(always)]
+    fn widen(pairs: [u32; 4]) -> [f32; 8] {
+        let mut numbers = [0.0; 8];
+        for i in 0..8 {
+            numbers[i] = <E as Element>::widen((pairs[i / 2] >> (16 * (i % 2))) as u16);
+        }
+        numbers
+    }
+}
+
+/// Numbers of e4m3, in rows of any length, anywhere.
+pub struct E4m3;
+
+impl Source for E4m3 {
+    const IS_E4M3: bool = true;
+
+    type Eight = [u32; 2];
+
+    const ZEROS: [u32; 2] = [0; 2];
+
+    #[inline(always)]
+    unsafe fn load(
+        tensor: &TensorRef,
+        heads: u32,
+        [head, row]: [u32; 2],
+        column: u32,
+        dim: u32,
+    ) -> [u32; 2] {
+        let address = at::<Self>(tensor, heads, [head, row], column);
+        // SAFETY: the caller's promise.
+        unsafe {
+            if address.is_multiple_of(8) && column + CHUNK <= dim {
+                return global::load_u32x2(address);
+            }
+            let mut words = [0; 2];
+            for i in 0..8 {
+                if column + (i as u32) < dim {
+                    let byte = u32::from(global::load_u8(address + i as u64));
+                    words[i / 4] |= byte << (8 * (i % 4));
+                }
+            }
+            words
+        }
+    }
+
+    #[inline(always)]
+    fn widen(words: [u32; 2]) -> [f32; 8] {
+        let mut numbers = [0.0; 8];
+        for i in 0..4 {
+            let pair = convert::f16_of_e4m3((words[i / 2] >> (16 * (i % 2))) as u16);
+            [numbers[2 * i], numbers[2 * i + 1]] = half::widen(pair);
+        }
+        numbers
+    }
+}
+
+/// What multiplies a head of e4m3.
+///
+/// # Safety
+/// The numbers are readable.
+#[inline(always)]
+pub unsafe fn descale(of: &DescaleRef, batch: u32, kv_head: u32) -> f32 {
+    let offset = i64::from(batch) * of.batch_stride + i64::from(kv_head) * of.head_stride;
+    match of.address {
+        0 => 1.0,
+        // SAFETY: the caller's promise.
+        address => unsafe { global::load_f32(address.wrapping_add(4 * offset as u64)) },
+    }
+}

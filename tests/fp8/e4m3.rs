@@ -1,0 +1,348 @@
+//! Inputs that are e4m3 already: sums in two levels, descales, rows of any length anywhere.
+
+use super::{in_f64, in_fp8};
+use ferroattn::check::{Expected, Forward, all_rows};
+use ferroattn::emulator::Options;
+use ferroattn::gemm::Accumulation;
+use ferroattn::{
+    Attention, Class, Device, Dtype, Element, F8E4M3, Fp8, Rounded, Tensor, bf16, f16,
+};
+use libtest_mimic::Failed;
+use ndarray::{Array2, Array4};
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+use rand_distr::StandardNormal;
+use tests::{Case, Outcome, PASSED, Test};
+
+/// The tests of this file.
+pub fn tests() -> Vec<Test> {
+    vec![
+        Test::new("e4m3_lengths", lengths),
+        Test::new("e4m3_heads", heads),
+        Test::new("e4m3_every_number", every_number),
+        Test::new("e4m3_hidden", hidden),
+        Test::new("e4m3_steep", steep),
+        Test::new("e4m3_repeats", repeats),
+        Test::new("e4m3_loses_little", loses_little),
+    ]
+}
+
+/// A call on inputs of e4m3.
+struct Call {
+    case: Case,
+    inputs: [Array4<F8E4M3>; 3],
+    /// Of q, k and v, `[batch, kv_heads]`.
+    descales: [Array2<f32>; 3],
+    hadamard: bool,
+    /// Whether rows start at odd addresses, with NaN between.
+    odd: bool,
+}
+
+impl Call {
+    /// A call on normal numbers, large parts of which e4m3 holds, and descales that make them small again.
+    fn new(case: &Case) -> Self {
+        let mut rng = StdRng::seed_from_u64(case.seed);
+        let problem = case.problem().expect("valid");
+        let shapes = [problem.q_shape(), problem.k_shape(), problem.v_shape()];
+        let inputs = shapes.map(|shape| {
+            Array4::from_shape_simple_fn(shape, || {
+                F8E4M3::from_f32(100.0 * rng.sample::<f32, _>(StandardNormal))
+            })
+        });
+        let shape = (problem.batch, problem.kv_heads);
+        let descales = [0.012, 0.009, 0.01]
+            .map(|most| Array2::from_shape_simple_fn(shape, || rng.random_range(0.5 * most..most)));
+        Call {
+            case: case.clone(),
+            inputs,
+            descales,
+            hadamard: false,
+            odd: false,
+        }
+    }
+
+    fn run(&self, device: &Device) -> Result<Vec<f32>, Failed> {
+        match self.case.dtype {
+            Dtype::Bf16 => self.run_in::<bf16>(device),
+            _ => self.run_in::<f16>(device),
+        }
+    }
+
+    /// Runs the call, with poisoned outputs, and compares all rows.
+    fn run_in<T: Element>(&self, device: &Device) -> Result<Vec<f32>, Failed> {
+        let problem = self.case.problem()?;
+        let [q, k, v] = self.inputs.each_ref().map(|x| tensor(device, x, self.odd));
+        let (q, k, v) = (q?, k?, v?);
+        let [of_q, of_k, of_v] = self.descales.each_ref().map(|x| transposed(device, x));
+        let (of_q, of_k, of_v) = (of_q?, of_k?, of_v?);
+        let fp8 = Fp8::new().hadamard(self.hadamard);
+        let mut attention = Attention::new().causal(self.case.causal).fp8(fp8);
+        if let Some(scale) = self.case.scale {
+            attention = attention.scale(scale);
+        }
+        let call = attention.descales(&of_q, &of_k, &of_v);
+        let rows = problem.lse_shape().iter().product::<usize>();
+        let poison = vec![T::from_f32(f32::NAN); rows * problem.dim_v];
+        let mut o = Tensor::new(device, problem.o_shape(), &poison)?;
+        let mut lse = Tensor::new(device, problem.lse_shape(), &vec![f32::NAN; rows])?;
+        call.forward_e4m3_into(&q, &k, &v, &mut o, &mut lse)?;
+        let (o, lse) = (o.to_vec()?, lse.to_vec()?);
+
+        let views = self.inputs.each_ref().map(|x| x.view());
+        let descales = self.descales.each_ref().map(|x| x.view());
+        let rounded = Rounded::of_e4m3(fp8, &problem, views, descales);
+        let options = attention.host_options(&problem)?;
+        let expected = Expected::of_rounded::<T>(&problem, options, &rounded, &all_rows(&problem));
+        let report = expected.compare(&Forward {
+            problem: &problem,
+            options,
+            q: &[],
+            k: &[],
+            v: &[],
+            o: &o,
+            lse: &lse,
+            acc: Accumulation::default(),
+        });
+        match report.passed() {
+            true => Ok(o.into_iter().map(T::to_f32).collect()),
+            false => Err(format!("{}: {report}", self.case).into()),
+        }
+    }
+}
+
+/// The numbers on a device; at odd addresses if `odd`, with NaN between rows.
+fn tensor(
+    device: &Device,
+    numbers: &Array4<F8E4M3>,
+    odd: bool,
+) -> ferroattn::Result<Tensor<F8E4M3>> {
+    let (batch, heads, rows, dim) = numbers.dim();
+    let row = if odd { dim + 3 } else { dim };
+    let mut bytes = vec![F8E4M3::from_bits(0x7f); 1 + batch * heads * rows * row];
+    for (i, of_row) in numbers.rows().into_iter().enumerate() {
+        let to = &mut bytes[1 + i * row..][..dim];
+        to.iter_mut().zip(of_row).for_each(|(to, x)| *to = *x);
+    }
+    if !odd {
+        return Tensor::new(device, [batch, heads, rows, dim], &bytes[1..]);
+    }
+    let buffer = Tensor::new(device, [bytes.len()], &bytes)?.into_buffer();
+    let strides = [heads * rows * row, rows * row, row, 1].map(|stride| stride as isize);
+    Tensor::from_buffer(buffer, 1, [batch, heads, rows, dim], strides)
+}
+
+/// Numbers that lie side by side along the first axis.
+fn transposed(device: &Device, numbers: &Array2<f32>) -> ferroattn::Result<Tensor<f32, 2>> {
+    let (rows, columns) = numbers.dim();
+    let numbers: Vec<f32> = numbers.t().iter().copied().collect();
+    Tensor::new(device, [columns, rows], &numbers)?.transpose(0, 1)
+}
+
+/// Lengths around tiles, blocks and levels, in all head dims, among them some that are padded; rows anywhere.
+fn lengths(device: &Device) -> Outcome {
+    for (i, (seqlen_q, seqlen_kv, dim)) in [
+        (1, 1, 64),
+        (65, 17, 128),
+        (130, 129, 256),
+        (193, 640, 128),
+        (3, 1100, 64),
+        (64, 700, 256),
+        (100, 140, 9),
+        (70, 300, 72),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        for causal in [false, true] {
+            let case = Case {
+                dtype: [Dtype::F16, Dtype::Bf16][i % 2],
+                seqlen_q,
+                seqlen_kv,
+                dim,
+                causal,
+                ..in_fp8(Case::default())
+            };
+            let call = Call {
+                odd: causal == (i % 2 == 0),
+                hadamard: i % 4 == 1,
+                ..Call::new(&case)
+            };
+            call.run(device)?;
+        }
+    }
+    PASSED
+}
+
+/// Grouped heads, several entries, and descales of both signs, small, large and NaN.
+fn heads(device: &Device) -> Outcome {
+    let case = Case {
+        batch: 2,
+        heads: 6,
+        kv_heads: 3,
+        seqlen_q: 70,
+        seqlen_kv: 140,
+        dim: 64,
+        ..in_fp8(Case::default())
+    };
+    for scale in [None, Some(-0.2)] {
+        let mut call = Call::new(&Case {
+            scale,
+            ..case.clone()
+        });
+        for descale in &mut call.descales {
+            descale[[0, 1]] *= -1.0;
+        }
+        call.descales[0][[1, 0]] *= -1e-6;
+        call.descales[1][[1, 1]] *= 1e3;
+        call.descales[2][[1, 2]] *= 1e-4;
+        call.run(device)?;
+        call.descales[1][[0, 0]] = f32::NAN;
+        call.run(device)?;
+    }
+    PASSED
+}
+
+/// Each of the 256 numbers in q, in k and in v, of which two are NaN.
+fn every_number(device: &Device) -> Outcome {
+    let case = Case {
+        seqlen_q: 64,
+        seqlen_kv: 256,
+        dim: 128,
+        ..in_fp8(Case::default())
+    };
+    for which in 0..3 {
+        let mut call = Call::new(&case);
+        for (i, x) in call.inputs[which].iter_mut().enumerate() {
+            // A row has one number of each eighth of them, so that rows have no NaN, but for some.
+            let bits = (i % 128 + i / 128 * 131) % 256;
+            *x = F8E4M3::from_bits(bits as u8);
+            if bits & 0x7f == 0x7f && i % 7 != 0 {
+                *x = F8E4M3::from_bits(0x80);
+            }
+        }
+        call.run(device)?;
+    }
+    PASSED
+}
+
+/// NaN in values and keys that some rows do not see.
+fn hidden(device: &Device) -> Outcome {
+    for dim in [64, 128, 256] {
+        let case = Case {
+            seqlen_q: 150,
+            seqlen_kv: 300,
+            dim,
+            causal: true,
+            ..in_fp8(Case::default())
+        };
+        for key in [299, 200, 170] {
+            for which in [1, 2] {
+                let mut call = Call::new(&case);
+                call.inputs[which][[0, 0, key, 5]] = F8E4M3::from_bits(0xff);
+                call.run(device)?;
+            }
+        }
+    }
+    PASSED
+}
+
+/// Maxima that rise and fall by far over several levels: outer sums follow.
+fn steep(device: &Device) -> Outcome {
+    for dim in [64, 128, 256] {
+        let case = Case {
+            seqlen_q: 130,
+            seqlen_kv: 1500,
+            dim,
+            ..in_fp8(Case::default())
+        };
+        let mut call = Call::new(&case);
+        let sizes = [
+            0.02, 0.2, 0.05, 1.0, 0.01, 0.6, 2.0, 0.1, 0.3, 3.0, 0.2, 0.1,
+        ];
+        for ((_, _, key, _), x) in call.inputs[1].indexed_iter_mut() {
+            *x = F8E4M3::from_f32(x.to_f32() * sizes[key / 128]);
+        }
+        call.run(device)?;
+    }
+    PASSED
+}
+
+/// Every run gives the same bits, also where blocks take tiles as they come.
+fn repeats(device: &Device) -> Outcome {
+    let case = Case {
+        batch: 2,
+        heads: 3,
+        kv_heads: 3,
+        seqlen_q: 400,
+        seqlen_kv: 900,
+        dim: 64,
+        causal: true,
+        ..in_fp8(Case::default())
+    };
+    let call = Call::new(&case);
+    let first = call.run(device)?;
+    for _ in 0..2 {
+        if call.run(device)? != first {
+            return Err("another result".into());
+        }
+    }
+    PASSED
+}
+
+/// Values with a mean: o loses less than 0.5 % where tensor cores cut sums.
+fn loses_little(device: &Device) -> Outcome {
+    let lost = loss(device, None)?;
+    match lost.abs() < 0.005 {
+        true => PASSED,
+        false => Err(format!("o lost {lost}").into()),
+    }
+}
+
+/// An emulator that cuts sums as tensor cores do: one level loses more than two may.
+pub fn one_level_loses_more(_: &Device) -> Outcome {
+    let options = Options {
+        truncated_fp8_sums: true,
+        ..Options::default()
+    };
+    let device = Device::emulator_of(Class::Sm90, options)?;
+    loses_little(&device)?;
+    let lost = loss(&device, Some("fp8_f16_d64"))?;
+    match lost > 0.005 {
+        true => PASSED,
+        false => Err(format!("one level lost {lost}").into()),
+    }
+}
+
+/// How much shorter o of values of mean 1 is than it should be.
+fn loss(device: &Device, kernel: Option<&str>) -> Result<f64, Failed> {
+    let case = Case {
+        seqlen_q: 64,
+        seqlen_kv: 2048,
+        dim: 64,
+        ..in_fp8(Case::default())
+    };
+    // Scores differ by about 1: every key counts.
+    let case = Case {
+        scale: Some(1e-5),
+        ..case
+    };
+    let mut call = Call::new(&case);
+    call.inputs[2].mapv_inplace(|x| F8E4M3::from_f32(1.0 + 0.005 * x.to_f32()));
+    call.descales[2].fill(1.0);
+    let problem = case.problem()?;
+    let [q, k, v] = call.inputs.each_ref().map(|x| tensor(device, x, false));
+    let (q, k, v) = (q?, k?, v?);
+    let mut attention = Attention::new();
+    if let Some(kernel) = kernel {
+        attention = attention.kernel(kernel);
+    }
+    let attention = attention.scale(problem.scale);
+    let (o, _) = attention.forward_e4m3::<f16>(&q, &k, &v)?;
+    let found: f64 = o.to_vec()?.into_iter().map(|x| f64::from(x.to_f32())).sum();
+    let ones = Array2::ones((1, 1));
+    let descales = [0, 1, 2].map(|_| ones.view());
+    let views = call.inputs.each_ref().map(|x| x.view());
+    let rounded = Rounded::of_e4m3(Fp8::new(), &problem, views, descales);
+    let exact = in_f64(&problem, &rounded, false).sum();
+    Ok(1.0 - found / exact)
+}
