@@ -1,6 +1,6 @@
 //! Attention in FP8: against the exact result of rounded inputs.
 
-mod e4m3;
+pub mod e4m3;
 mod rounded;
 
 use crate::repeats::repeat;

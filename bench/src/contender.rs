@@ -1,16 +1,17 @@
 //! The project's own kernels, on one shape's inputs.
 
+use crate::e4m3::E4m3Inputs;
 use crate::gradients::Gradients;
 use crate::options::Options;
 use crate::rounded::Rounded;
 use crate::run::Plan;
-use crate::shape::{Pass, Shape};
+use crate::shape::{Fp8Inputs, Pass, Shape};
 use crate::subject::{Contenders, Subject, with_rungs};
 use anyhow::{Context, Result, bail};
 use ferroattn::check::{self, Forward};
 use ferroattn::{
-    Accumulation, Attention, BackwardInputs, Device, Element, Error, Problem, Tensor, kernel,
-    random,
+    Accumulation, Attention, BackwardInputs, Device, Element, Error, Problem, RawForward,
+    RawOptions, Tensor, kernel, random,
 };
 use ladder::{Ladder, OStore, Rung, Swizzles};
 
@@ -187,6 +188,8 @@ pub struct Bench<T> {
     pub q: Tensor<T>,
     pub k: Tensor<T>,
     pub v: Tensor<T>,
+    /// Where inputs are e4m3 before the call.
+    e4m3: Option<E4m3Inputs>,
     pub o: Tensor<T>,
     pub lse: Tensor<f32, 3>,
     options: Options<T>,
@@ -260,6 +263,8 @@ impl<T: Element> Bench<T> {
         for (elements, dim) in [(1, shape.dim), (2, shape.dim_v())] {
             share_prefix(shape, dim, &mut host[elements]);
         }
+        let is_e4m3 = shape.fp8 == Some(Fp8Inputs::E4m3);
+        let e4m3 = is_e4m3.then(|| E4m3Inputs::new(device, &problem, &mut host));
         let [q, k, v] = &host;
         let prefix = shape.prefix.map(|_| {
             let tensor = |dim, elements| prefix(device, shape, dim, elements);
@@ -270,6 +275,7 @@ impl<T: Element> Bench<T> {
             q: Tensor::new(device, problem.q_shape(), q)?,
             k: keys(device, shape, shape.dim, k)?,
             v: keys(device, shape, shape.dim_v(), v)?,
+            e4m3: e4m3.transpose()?,
             o: Tensor::zeros(device, problem.o_shape())?,
             lse: Tensor::zeros(device, problem.lse_shape())?,
             options: Options::new(device, shape, &problem, seed)?,
@@ -313,6 +319,9 @@ impl<T: Element> Bench<T> {
             let values = k.view().narrow(3, 0, self.shape.dim_v())?;
             return Ok(attention.forward_into(q, k, &values, o, lse)?);
         }
+        if let Some(E4m3Inputs { q, k, v }) = &self.e4m3 {
+            return Ok(attention.forward_e4m3_into(q, k, v, o, lse)?);
+        }
         let launched = match &mut self.gradients {
             None => attention.forward_into(q, k, v, o, lse),
             Some(Gradients { d_o, found }) => {
@@ -321,6 +330,24 @@ impl<T: Element> Bench<T> {
             }
         };
         Ok(launched?)
+    }
+
+    /// The tensors of a call.
+    pub fn args(&mut self) -> RawForward {
+        let [q, k, v] = match &self.e4m3 {
+            None => [&self.q, &self.k, &self.v].map(Tensor::as_raw),
+            Some(E4m3Inputs { q, k, v }) => [q, k, v].map(Tensor::as_raw),
+        };
+        let mut options = RawOptions::default();
+        options.e4m3 = self.shape.fp8.and_then(Fp8Inputs::planned);
+        RawForward {
+            q,
+            k,
+            v,
+            o: self.o.as_raw_mut(),
+            lse: self.lse.as_raw_mut(),
+            options,
+        }
     }
 
     /// Runs the kernel once and compares some rows with the reference: wrong results are not timed.
@@ -340,7 +367,13 @@ impl<T: Element> Bench<T> {
             acc,
         };
         let rows = check::sample_rows(&self.problem, CHECKED_ROWS, self.seed);
-        let report = check::check(&forward, &rows);
+        let report = match &self.e4m3 {
+            None => check::check(&forward, &rows),
+            Some(inputs) => {
+                let expected = inputs.expected::<T>(&self.problem, &call, &rows)?;
+                expected.compare(&forward)
+            }
+        };
         let passed = report.passed().then_some(());
         passed.with_context(|| format!("the result is wrong: {report}"))
     }
@@ -386,7 +419,7 @@ impl<T: Element> Calls<T> {
             }
         }
         let rounded = match (shape.fp8, &calls[..]) {
-            (true, [(_, attention, _), ..]) => Rounded::new(&mut bench, device, attention)?,
+            (Some(_), [(_, attention, _), ..]) => Rounded::new(&mut bench, device, attention)?,
             _ => None,
         };
         Ok(Calls {
@@ -442,7 +475,7 @@ mod tests {
         page: None,
         prefix: None,
         values_in_keys: false,
-        fp8: false,
+        fp8: None,
         invariant: None,
         pass: Pass::Forward,
     };

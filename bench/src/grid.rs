@@ -331,7 +331,7 @@ pub fn shape(
         page: None,
         prefix: None,
         values_in_keys: false,
-        fp8: false,
+        fp8: None,
         invariant: None,
         pass: Pass::Forward,
     }

@@ -3,6 +3,7 @@
 mod args;
 mod contender;
 mod copy;
+mod e4m3;
 mod first_use;
 mod gemm;
 mod gradients;

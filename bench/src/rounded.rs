@@ -2,7 +2,7 @@
 
 use crate::contender::Bench;
 use anyhow::Result;
-use ferroattn::{Attention, Device, Element, Plan, RawForward, RawOptions, RawWorkspace, Tensor};
+use ferroattn::{Attention, Device, Element, Plan, RawWorkspace, Tensor};
 use std::ptr::null_mut;
 
 /// A call in FP8 without the launches that round.
@@ -21,15 +21,7 @@ impl Rounded {
         device: &Device,
         attention: &Attention<'static>,
     ) -> Result<Option<Self>> {
-        let args = RawForward {
-            q: bench.q.as_raw(),
-            k: bench.k.as_raw(),
-            v: bench.v.as_raw(),
-            o: bench.o.as_raw_mut(),
-            lse: bench.lse.as_raw_mut(),
-            options: RawOptions::default(),
-        };
-        let mut plan = attention.plan(device.facts(), T::DTYPE, &args)?;
+        let mut plan = attention.plan(device.facts(), T::DTYPE, &bench.args())?;
         let workspace = Tensor::zeros(device, [plan.workspace_bytes])?;
         // SAFETY: the plan's tensors are those of the bench, which outlives it in `Calls`, and the workspace has its bytes.
         unsafe { plan.run_in(device, raw_workspace(&workspace), null_mut())? };

@@ -306,7 +306,7 @@ pub mod tests {
         page: None,
         prefix: None,
         values_in_keys: false,
-        fp8: false,
+        fp8: None,
         invariant: None,
         pass: Pass::Forward,
     };

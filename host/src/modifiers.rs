@@ -59,6 +59,9 @@ pub struct Modifiers {
     /// FP8: round q, k and v to e4m3, and multiply these numbers. Results are compared with the exact ones of rounded inputs
     #[arg(long)]
     pub fp8: bool,
+    /// Rotate rows of q and k before they are rounded, which spreads outliers over a row; with --fp8
+    #[arg(long, requires = "fp8")]
+    pub hadamard: bool,
     /// Results of a query have the same bits beside any neighbours in the batch, and in any chunk of its sequence
     #[arg(long)]
     pub batch_invariant: bool,
@@ -89,10 +92,15 @@ impl Modifiers {
         on.map(|(name, _)| name)
     }
 
+    /// How inputs are rounded to e4m3, if they are.
+    fn rounding(&self) -> Option<Fp8> {
+        self.fp8.then(|| Fp8::new().hadamard(self.hadamard))
+    }
+
     /// The call with the options that are no tensors.
     pub fn set<'a>(&self, call: Attention<'a>) -> Attention<'a> {
         let mut call = call
-            .fp8(self.fp8.then(Fp8::new))
+            .fp8(self.rounding())
             .batch_invariant(self.batch_invariant)
             .split_keys(self.split_keys.unwrap_or(0));
         if let Some(Window { left, right }) = self.window {
@@ -180,7 +188,7 @@ impl Modifiers {
         planned.sequences = sequences.map(|sequences| sequences.map(numbers));
         let (_, table) = self.cache_shapes(problem);
         planned.pages = table.map(RawTensor::row_major);
-        planned.fp8 = self.fp8.then(Fp8::new);
+        planned.fp8 = self.rounding();
         planned.batch_invariant = self.batch_invariant;
         planned.split_keys = self.split_keys.unwrap_or(0);
         planned

@@ -54,6 +54,7 @@ struct AttentionCall {
     append: Option<usize>,
     /// Whether it multiplies e4m3.
     fp8: bool,
+    hadamard: bool,
     /// Whether it is batch invariant.
     batch_invariant: bool,
     /// Keys of a split.
@@ -116,7 +117,8 @@ impl fmt::Display for AttentionCall {
             write!(f, ", {rows} appended")?;
         }
         if self.fp8 {
-            write!(f, ", in FP8")?;
+            let rotated = if self.hadamard { ", rotated" } else { "" };
+            write!(f, ", in FP8{rotated}")?;
         }
         if self.batch_invariant {
             write!(f, ", batch invariant")?;
@@ -423,6 +425,7 @@ impl Task<'_> {
             page: self.args.modifiers.page,
             append: self.args.modifiers.append,
             fp8: self.args.modifiers.fp8,
+            hadamard: self.args.modifiers.hadamard,
             batch_invariant: self.args.modifiers.batch_invariant,
             split_keys: self.args.modifiers.split_keys,
         }

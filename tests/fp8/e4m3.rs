@@ -110,6 +110,15 @@ impl Call {
     }
 }
 
+/// Runs a call on normal numbers, and compares all rows.
+pub fn check(device: &Device, case: &Case, hadamard: bool) -> Result<(), Failed> {
+    let call = Call {
+        hadamard,
+        ..Call::new(case)
+    };
+    call.run(device).map(drop)
+}
+
 /// The numbers on a device; at odd addresses if `odd`, with NaN between rows.
 fn tensor(
     device: &Device,
@@ -226,7 +235,7 @@ fn every_number(device: &Device) -> Outcome {
 }
 
 /// NaN in values and keys that some rows do not see.
-fn hidden(device: &Device) -> Outcome {
+pub fn hidden(device: &Device) -> Outcome {
     for dim in [64, 128, 256] {
         let case = Case {
             seqlen_q: 150,

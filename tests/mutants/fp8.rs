@@ -5,7 +5,7 @@ use super::{
     Mutant, Run,
     Which::{All, Last, Nth},
 };
-use crate::fp8::{hidden, in_fp8, steep};
+use crate::fp8::{e4m3, hidden, in_fp8, steep};
 use ferroattn::Dtype;
 use kernels::abi::Switches;
 use tests::Case;
@@ -14,6 +14,12 @@ const MAIN: &str = "fp8_f16_d128";
 const CAUSAL: &str = "fp8_f16_d64_causal";
 /// With a product that is late.
 const LATE: &str = "fp8_f16_d256";
+/// With sums in two levels.
+const LEVELS: &str = "fp8_two_levels_f16_d128";
+/// With the upper halves of outer sums.
+const HALVES: &str = "fp8_two_levels_f16_d256";
+const SCALE: &str = "scale_rows";
+const TRANSPOSE: &str = "transpose_values";
 const ROWS: &str = "round_rows_f16";
 const MOMENTS: &str = "moments_f16";
 const VALUES: &str = "round_values_f16";
@@ -145,6 +151,48 @@ pub const MUTANTS: &[Mutant] = &[
         which: All,
         change: |line| line.replace("{lo, hi}; }", "{hi, lo}; }"),
     },
+    Mutant {
+        what: "a part of the outer sums left out",
+        kernel: LEVELS,
+        pattern: "st.shared.v4",
+        which: Nth(40),
+        change: remove,
+    },
+    Mutant {
+        what: "old upper halves of outer sums",
+        kernel: HALVES,
+        pattern: "st.shared.v4",
+        which: Nth(40),
+        change: remove,
+    },
+    Mutant {
+        what: "descales left out",
+        kernel: SCALE,
+        pattern: "ld.global.b32",
+        which: All,
+        change: |line| zero(line).replace(" 0;", " 0x3f800000;"),
+    },
+    Mutant {
+        what: "a step of a rotation left out",
+        kernel: SCALE,
+        pattern: "shfl.sync.bfly",
+        which: Nth(10),
+        change: zero,
+    },
+    Mutant {
+        what: "values of NaN not noted",
+        kernel: TRANSPOSE,
+        pattern: "red.global.max",
+        which: All,
+        change: remove,
+    },
+    Mutant {
+        what: "a transposed tile stored before it is there",
+        kernel: TRANSPOSE,
+        pattern: "bar.sync",
+        which: All,
+        change: remove,
+    },
 ];
 
 /// The runs that show faults of a kernel; none for other kernels.
@@ -177,6 +225,18 @@ pub fn runs(kernel: &str) -> Option<(Vec<Run>, Switches)> {
             Box::new(move |device| hidden(device, &case(64, true))),
         ],
         ROWS | MOMENTS | VALUES => vec![of_case(case(128, false))],
+        LEVELS | HALVES => {
+            let dim = if kernel == LEVELS { 128 } else { 256 };
+            let case = Case {
+                seqlen_kv: 1200,
+                ..case(dim, false)
+            };
+            vec![Box::new(move |device| e4m3::check(device, &case, false))]
+        }
+        SCALE => vec![Box::new(move |device| {
+            e4m3::check(device, &case(128, false), true)
+        })],
+        TRANSPOSE => vec![Box::new(|device| e4m3::hidden(device).map(drop))],
         _ => return None,
     };
     Some((runs, Switches::NONE))

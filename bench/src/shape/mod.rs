@@ -1,16 +1,18 @@
 //! The size of one attention call: on the command line, in a file of shapes, and in results.
 
+mod fp8;
 mod kinds;
 mod names;
 mod subject;
 
 use ferroattn::{
-    Attention, Error, Fp8, Problem, RawBackward, RawBias, RawForward, RawMask, RawOptions,
-    RawPrefix, RawTensor, Sequences, Window,
+    Attention, Error, Problem, RawBackward, RawBias, RawForward, RawMask, RawOptions, RawPrefix,
+    RawTensor, Sequences, Window,
 };
 use serde::{Deserialize, Serialize};
 use std::num::NonZeroUsize;
 
+pub use fp8::Fp8Inputs;
 pub use kinds::{Dtype, Pass};
 pub use subject::BASELINE;
 
@@ -94,10 +96,11 @@ pub struct Shape {
     #[arg(long)]
     #[serde(default, skip_serializing_if = "is_off")]
     pub values_in_keys: bool,
-    /// Queries, keys and values are rounded to e4m3, and multiplied in FP8; times without the rounding stand at names that end in :rounded
-    #[arg(long)]
-    #[serde(default, skip_serializing_if = "is_off")]
-    pub fp8: bool,
+    /// Queries, keys and values are multiplied in FP8: rounded to e4m3 in the call, or before; times of the product alone stand at names that end
+    /// in :rounded
+    #[arg(long, value_name = "INPUTS", num_args = 0..=1, default_missing_value = "rounded")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fp8: Option<Fp8Inputs>,
     /// Keys of a split of a batch invariant call, 0 for no splits; none of other calls
     #[arg(skip)]
     #[serde(skip)]
@@ -216,7 +219,7 @@ impl Shape {
         let attention = Attention::new()
             .causal(self.causal)
             .window(left, right)
-            .fp8(self.fp8.then(Fp8::new))
+            .fp8(self.fp8.map(Fp8Inputs::rounding))
             .batch_invariant(self.invariant.is_some())
             .split_keys(self.invariant.unwrap_or(0));
         match self.softcap {
@@ -267,7 +270,8 @@ impl Shape {
             k: shared(self.dim),
             v: shared(self.dim_v()),
         });
-        planned.fp8 = self.fp8.then(Fp8::new);
+        planned.fp8 = self.fp8.map(Fp8Inputs::rounding);
+        planned.e4m3 = self.fp8.and_then(Fp8Inputs::planned);
         planned.batch_invariant = self.invariant.is_some();
         planned.split_keys = self.invariant.unwrap_or(0);
         planned
@@ -366,7 +370,12 @@ impl Shape {
         let of_keys = self.sequences.is_some() || self.uneven || self.page.is_some();
         let of_keys = of_keys || self.prefix.is_some();
         let of_values = self.values_in_keys || self.dim_v() != self.dim;
-        of_scores || of_pairs || of_keys || of_values || self.fp8 || self.invariant.is_some()
+        of_scores
+            || of_pairs
+            || of_keys
+            || of_values
+            || self.fp8.is_some()
+            || self.invariant.is_some()
     }
 
     /// The batch invariant call with splits of so many keys, which packed sequences do not have.

@@ -28,7 +28,7 @@ impl Shape {
         names.extend(self.page.map(|keys| format!("pages of {keys}")));
         names.extend(self.prefix.map(|keys| format!("prefix of {keys}")));
         names.extend(self.values_in_keys.then(|| "values in keys".to_owned()));
-        names.extend(self.fp8.then(|| "fp8".to_owned()));
+        names.extend(self.fp8.map(|inputs| inputs.name().to_owned()));
         names.join(" ")
     }
 

@@ -115,15 +115,21 @@ fn batch_invariant_calls_and_splits_of_so_many_keys() {
 #[test]
 fn fp8_is_compared_with_rounded_inputs() {
     let sizes = "--heads 4 --kv-heads 2 --seqlen 70 --seqlen-kv 150 --dim 72 --fp8";
-    for (device, kernel) in [("cpu", "cpu"), ("emulator:sm_90", "fp8_bf16_d128_causal")] {
+    for (device, kernel, rotated) in [
+        ("cpu", "cpu", ""),
+        ("cpu", "cpu", "--hadamard"),
+        ("emulator:sm_90", "fp8_bf16_d128_causal", ""),
+        ("emulator:sm_90", "fp8_bf16_d128_causal", "--hadamard"),
+    ] {
         let line = format!(
-            "--json --device {device} --check full {sizes} --dtype bf16 --causal --iters 1 --warmup 0"
+            "--json --device {device} --check full {sizes} {rotated} --dtype bf16 --causal --iters 1 --warmup 0"
         );
         let finished = run_line(&line);
         assert_eq!(finished.status, Some(0), "{line}: {}", finished.stderr);
         let outcome = outcome(&finished.stdout);
         assert_eq!(outcome["passed"], true, "{line}");
         assert_eq!(outcome["fp8"], true, "{line}");
+        assert_eq!(outcome["hadamard"], !rotated.is_empty(), "{line}");
         assert_eq!(outcome["kernel"], kernel, "{line}");
     }
     let line = format!("--device emulator {sizes}");
@@ -131,6 +137,7 @@ fn fp8_is_compared_with_rounded_inputs() {
     let reason = "fp8 cannot be combined with window";
     refuse(&format!("{sizes} --window 5,0"), &[reason]);
     refuse(&format!("{sizes} --pass backward"), &["fp8"]);
+    refuse("--hadamard", &["--fp8"]);
 }
 
 /// Scores are 0: a row's lse counts the keys that it sees.

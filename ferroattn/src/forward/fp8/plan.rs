@@ -219,7 +219,11 @@ impl Draft {
             group: p.group() as u32,
             dim: inputs.dim,
             row_bytes: row_bytes as u32,
-            most_log2: queries_log2(row_bytes as u32),
+            most_log2: queries_log2(if inputs.rotates {
+                row_bytes as u32
+            } else {
+                inputs.dim
+            }),
             shares: 0,
             negates: (p.scale < 0.0).into(),
             rotates: inputs.rotates.into(),
