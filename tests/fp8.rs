@@ -73,6 +73,11 @@ pub fn tests() -> Vec<Test> {
     ));
     tests.extend(everywhere.into_iter().map(Test::not_emulated));
     tests.extend(of_workspaces.into_iter().map(Test::on_gpus));
+    let long = Test::new(
+        "e4m3_loses_little_of_any_length",
+        e4m3::loses_little_of_any_length,
+    );
+    tests.push(long.on_gpus());
     tests.push(Test::cpu("in_f32", |device| {
         let in_f32 = cases().prop_map(|case| Case {
             dtype: Dtype::F32,

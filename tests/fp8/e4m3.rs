@@ -300,7 +300,7 @@ fn repeats(device: &Device) -> Outcome {
 
 /// Values with a mean: o loses less than 0.5 % where tensor cores cut sums.
 fn loses_little(device: &Device) -> Outcome {
-    let lost = loss(device, None)?;
+    let lost = loss(device, 2048, None)?;
     match lost.abs() < 0.005 {
         true => PASSED,
         false => Err(format!("o lost {lost}").into()),
@@ -315,18 +315,31 @@ pub fn one_level_loses_more(_: &Device) -> Outcome {
     };
     let device = Device::emulator_of(Class::Sm90, options)?;
     loses_little(&device)?;
-    let lost = loss(&device, Some("fp8_f16_d64"))?;
+    let lost = loss(&device, 2048, Some("fp8_f16_d64"))?;
     match lost > 0.005 {
         true => PASSED,
         false => Err(format!("one level lost {lost}").into()),
     }
 }
 
-/// How much shorter o of values of mean 1 is than it should be.
-fn loss(device: &Device, kernel: Option<&str>) -> Result<f64, Failed> {
+/// What o loses with more and more keys, by sums in two levels less than 0.5 %.
+pub fn loses_little_of_any_length(device: &Device) -> Outcome {
+    for keys in [1024, 4096, 16384, 65536] {
+        let [two, one] = [None, Some("fp8_f16_d64")].map(|kernel| loss(device, keys, kernel));
+        let (two, one) = (two?, one?);
+        println!("{keys} keys: two levels lose {two:.5}, one loses {one:.5}");
+        if two.abs() > 0.005 {
+            return Err(format!("o of {keys} keys lost {two}").into());
+        }
+    }
+    PASSED
+}
+
+/// How much shorter o of values of mean 1 is than it should be, on so many keys.
+fn loss(device: &Device, keys: usize, kernel: Option<&str>) -> Result<f64, Failed> {
     let case = Case {
         seqlen_q: 64,
-        seqlen_kv: 2048,
+        seqlen_kv: keys,
         dim: 64,
         ..in_fp8(Case::default())
     };
