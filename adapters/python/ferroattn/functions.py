@@ -5,7 +5,7 @@ Results have gradients. Tensors are of float16 or bfloat16; on the CPU of float3
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from . import operators
 
 Window = tuple[int, int]
 Prefix = tuple[Tensor, Tensor]
+Fp8 = bool | Literal["hadamard"]
 
 _NO_WINDOW: Window = (-1, -1)
 
@@ -43,7 +44,12 @@ def attention(
     split_keys: int = 0,
     deterministic: bool = True,
     batch_invariant: bool = False,
-    fp8: bool = False,
+    fp8: Fp8 = False,
+    q_descale: Tensor | None = None,
+    k_descale: Tensor | None = None,
+    v_descale: Tensor | None = None,
+    page_descales: bool = False,
+    dtype: torch.dtype = torch.bfloat16,
     heads_first: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Computes `o = softmax(scale * q k^T + bias) v` and `lse`, the row log-sum-exp.
@@ -80,8 +86,15 @@ def attention(
         deterministic: Whether gradients are the same bits in every run; False may be faster.
         batch_invariant: Whether results of a query have the same bits beside any neighbours in the batch, and in any chunk of
             its sequence; gradients beside any neighbours.
-        fp8: Whether q, k and v are rounded to e4m3, which Hopper's tensor cores multiply at twice the rate. Such a call has
-            `causal` and `scale` alone, and no gradient.
+        fp8: Whether q, k and v are rounded to e4m3, which Hopper's tensor cores multiply at twice the rate; with "hadamard" rows of
+            q and k are rotated before, which spreads outliers. Such a call has `causal` and `scale` alone, and no gradient.
+            q, k and v may also be of float8_e4m3fn already.
+        q_descale: What multiplies q of float8_e4m3fn, `float32[batch, kv_heads]`; None for 1.
+        k_descale: What multiplies k of float8_e4m3fn, likewise. q may be of 16 bits: k and v are then a cache that few queries
+            read, by decoding kernels. Such calls have no gradient, bias, mask or prefix, and are not batch invariant.
+        v_descale: What multiplies v of float8_e4m3fn, likewise.
+        page_descales: Whether k_descale and v_descale are `float32[pages, kv_heads]`.
+        dtype: The type of o where q is of float8_e4m3fn, float16 or bfloat16.
         heads_first: Whether axes are `[batch, heads, seqlen, dim]`.
 
     Returns:
@@ -94,11 +107,19 @@ def attention(
     """
     left, right = window
     prefix_k, prefix_v = (None, None) if prefix is None else _prefix(prefix)
-    return operators.call(
-        q, k, v, bias, mask, sinks, alibi_slopes, seqlens_q, seqlens_k, first_keys, cache_entries,
-        pages, prefix_k, prefix_v, prefix_pages, prefix_keys, scale, causal, left, right, softcap, splits, split_keys,
-        deterministic, batch_invariant, fp8, heads_first,
+    options = (
+        bias, mask, sinks, alibi_slopes, seqlens_q, seqlens_k, first_keys, cache_entries, pages, prefix_k, prefix_v,
+        prefix_pages, prefix_keys, scale, causal, left, right, softcap, splits, split_keys, deterministic, batch_invariant,
+        _fp8(fp8), heads_first,
     )  # fmt: skip
+    if k.dtype == torch.float8_e4m3fn:
+        if dtype not in (torch.float16, torch.bfloat16):
+            raise TypeError(f"dtype is {dtype}; it must be torch.float16 or torch.bfloat16")
+        descales = (q_descale, k_descale, v_descale, page_descales)
+        return operators.call_e4m3(q, k, v, *descales, dtype == torch.bfloat16, *options)
+    if q_descale is not None or k_descale is not None or v_descale is not None:
+        raise TypeError("descales need k and v of float8_e4m3fn")
+    return operators.call(q, k, v, *options)
 
 
 def append(
@@ -115,6 +136,9 @@ def append(
     positions: Tensor | None = None,
     cos: Tensor | None = None,
     sin: Tensor | None = None,
+    k_descale: Tensor | None = None,
+    v_descale: Tensor | None = None,
+    page_descales: bool = False,
     interleaved: bool = False,
     q_at_first: bool = False,
     heads_first: bool = False,
@@ -141,6 +165,9 @@ def append(
         positions: The position of each row of k and q, `int32[batch, rows]` or `int32[total]`; None for `lengths[b] + i`.
         cos, sin: Cosines and sines, `[positions, rotary_dim / 2]`, of float32 or k's type. Elements behind the first rotary_dim
             stay as they are.
+        k_descale, v_descale: Of caches of float8_e4m3fn, what multiplies a head's numbers, `float32[batch, kv_heads]`: rows are
+            divided by it and rounded, to 448 if they are larger. None for 1.
+        page_descales: Whether they are `float32[pages, kv_heads]`.
         interleaved: Whether elements `2i` and `2i + 1` are a pair, not `i` and `i + rotary_dim / 2`.
         q_at_first: Whether all queries of an entry have the position of the first one.
         heads_first: Whether axes are `[batch, heads, seqlen, dim]`.
@@ -154,7 +181,7 @@ def append(
     """
     rotated, new_lengths = operators.call_append(
         k, v, k_cache, v_cache, q, lengths, pages, cache_entries, slots, positions, cos, sin,
-        interleaved, q_at_first, heads_first,
+        k_descale, v_descale, page_descales, interleaved, q_at_first, heads_first,
     )  # fmt: skip
     return None if q is None else rotated, new_lengths
 
@@ -203,14 +230,14 @@ def output(
     softcap: float = 0.0,
     deterministic: bool = True,
     batch_invariant: bool = False,
-    fp8: bool = False,
+    fp8: Fp8 = False,
     heads_first: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """`attention` whose lse has no gradient: a call takes less of the host's time."""
     left, right = window
     return operators.call_for_output(
         q, k, v, bias, mask, sinks, alibi_slopes, seqlens_q, seqlens_k, None, None, None, None, None, None, None,
-        scale, causal, left, right, softcap, 0, 0, deterministic, batch_invariant, fp8, heads_first,
+        scale, causal, left, right, softcap, 0, 0, deterministic, batch_invariant, _fp8(fp8), heads_first,
     )  # fmt: skip
 
 
@@ -231,7 +258,11 @@ def flash_attn_func(
     mask: Tensor | None = None,
     sinks: Tensor | None = None,
     batch_invariant: bool = False,
-    fp8: bool = False,
+    fp8: Fp8 = False,
+    q_descale: Tensor | None = None,
+    k_descale: Tensor | None = None,
+    v_descale: Tensor | None = None,
+    dtype: torch.dtype = torch.bfloat16,
 ) -> Any:
     """Attention of sequences of one length.
 
@@ -247,7 +278,7 @@ def flash_attn_func(
         alibi_slopes: `float32[heads]` or `float32[batch, heads]`.
         deterministic: Whether gradients are the same bits in every run.
         return_attn_probs: Whether lse is returned, too.
-        bias, mask, sinks, batch_invariant, fp8: See `attention`.
+        bias, mask, sinks, batch_invariant, fp8, q_descale, k_descale, v_descale, dtype: See `attention`.
 
     Returns:
         o, `[batch, seqlen_q, heads, dim_v]`; with `return_attn_probs` also lse, `float32[batch, heads, seqlen_q]`, and None.
@@ -257,6 +288,13 @@ def flash_attn_func(
         NotImplementedError: There is dropout.
     """
     _no_dropout(dropout_p)
+    if k.dtype == torch.float8_e4m3fn or q_descale is not None or k_descale is not None or v_descale is not None:
+        result = attention(
+            q, k, v, scale=softmax_scale, causal=causal, window=_window(window_size), softcap=softcap,
+            alibi_slopes=alibi_slopes, bias=bias, mask=mask, sinks=sinks, batch_invariant=batch_invariant, fp8=fp8,
+            q_descale=q_descale, k_descale=k_descale, v_descale=v_descale, dtype=dtype,
+        )  # fmt: skip
+        return (*result, None) if return_attn_probs else result[0]
     result = output(
         q, k, v, scale=softmax_scale, causal=causal, window=_window(window_size), softcap=softcap,
         alibi_slopes=alibi_slopes, deterministic=deterministic, bias=bias, mask=mask, sinks=sinks,
@@ -434,6 +472,9 @@ def flash_attn_with_kvcache(
     prefix: Prefix | None = None,
     prefix_pages: Tensor | None = None,
     prefix_keys: int | None = None,
+    k_descale: Tensor | None = None,
+    v_descale: Tensor | None = None,
+    page_descales: bool = False,
 ) -> Any:
     """Attention of new queries to keys and values of a cache, to which new ones may be appended, without a gradient.
 
@@ -455,6 +496,8 @@ def flash_attn_with_kvcache(
         split_keys: Keys of a split, in place of num_splits, 0 for none.
         prefix, prefix_pages, prefix_keys: Keys and values that all entries share, before those of the cache; see `attention`.
             cache_seqlens does not count them, nor do positions.
+        k_descale, v_descale, page_descales: Of a cache of float8_e4m3fn, see `attention`; new keys and values are divided by them, and
+            rounded.
         softmax_scale, causal, window_size, softcap, alibi_slopes, sinks, batch_invariant: See `flash_attn_func`.
 
     Returns:
@@ -478,7 +521,7 @@ def flash_attn_with_kvcache(
         rotated, cache_seqlens = append(
             k, v, k_cache, v_cache, q=None if rotary_cos is None else q, lengths=cache_seqlens, pages=block_table,
             cache_entries=cache_batch_idx, cos=rotary_cos, sin=rotary_sin, interleaved=rotary_interleaved,
-            q_at_first=not causal and max(window) < 0,
+            q_at_first=not causal and max(window) < 0, k_descale=k_descale, v_descale=v_descale, page_descales=page_descales,
         )  # fmt: skip
         q = q if rotated is None else rotated
     with torch.no_grad():
@@ -487,7 +530,7 @@ def flash_attn_with_kvcache(
             pages=block_table, first_keys=cache_leftpad, scale=softmax_scale, causal=causal, window=window, softcap=softcap,
             alibi_slopes=alibi_slopes, splits=num_splits, sinks=sinks,
             split_keys=split_keys, batch_invariant=batch_invariant, prefix=prefix, prefix_pages=prefix_pages,
-            prefix_keys=prefix_keys,
+            prefix_keys=prefix_keys, k_descale=k_descale, v_descale=v_descale, page_descales=page_descales,
         )  # fmt: skip
     return output if return_softmax_lse else output[0]
 
@@ -547,6 +590,15 @@ def _window(window: Any) -> Window:
         raise TypeError(f"window_size must be two numbers, not {window!r}") from None
     # Bounds of -1, which most calls have, are no numbers of a tensor.
     return (left if type(left) is int else int(left)), (right if type(right) is int else int(right))
+
+
+def _fp8(fp8: Fp8) -> int:
+    """The number of a rounding for the operators."""
+    if fp8 == "hadamard":
+        return 2
+    if isinstance(fp8, str):
+        raise ValueError(f'fp8 is {fp8!r}; it must be True, False or "hadamard"')
+    return int(bool(fp8))
 
 
 def _no_dropout(dropout_p: float) -> None:

@@ -21,6 +21,7 @@ _library.register_torch(str(Path(torch.__file__).parent / "lib"))
 forward = torch.ops.ferroattn.forward.default
 backward = torch.ops.ferroattn.backward.default
 backward_into = torch.ops.ferroattn.backward_into.default
+forward_e4m3 = torch.ops.ferroattn.forward_e4m3.default
 append = torch.ops.ferroattn.append.default
 csr_pages = torch.ops.ferroattn.csr_pages.default
 
@@ -47,10 +48,8 @@ def fail(error: RuntimeError) -> NoReturn:
     raise _EXCEPTIONS[name](reason) from None
 
 
-@torch.library.register_fake("ferroattn::forward")
-def _(q: Tensor, k: Tensor, v: Tensor, *options: Any) -> tuple[Tensor, Tensor]:
-    heads_first = options[-1]
-    dim = v.shape[-1]
+def _fake_outputs(q: Tensor, dim: int, heads_first: bool) -> tuple[Tensor, Tensor]:
+    """o, of q's type, and lse."""
     if q.dim() == 3:
         total, heads, _dim = q.shape
         return q.new_empty(total, heads, dim), q.new_empty(heads, total, dtype=torch.float32)
@@ -61,6 +60,21 @@ def _(q: Tensor, k: Tensor, v: Tensor, *options: Any) -> tuple[Tensor, Tensor]:
         batch, seqlen, heads, _dim = q.shape
         o = q.new_empty(batch, seqlen, heads, dim)
     return o, q.new_empty(batch, heads, seqlen, dtype=torch.float32)
+
+
+@torch.library.register_fake("ferroattn::forward")
+def _(q: Tensor, k: Tensor, v: Tensor, *options: Any) -> tuple[Tensor, Tensor]:
+    return _fake_outputs(q, v.shape[-1], options[-1])
+
+
+@torch.library.register_fake("ferroattn::forward_e4m3")
+def _(
+    q: Tensor, k: Tensor, v: Tensor, q_descale: Tensor | None, k_descale: Tensor | None, v_descale: Tensor | None,
+    page_descales: bool, bfloat16: bool, *options: Any,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    if q.dtype == torch.float8_e4m3fn:
+        q = q.new_empty(q.shape, dtype=torch.bfloat16 if bfloat16 else torch.float16)
+    return _fake_outputs(q, v.shape[-1], options[-1])
 
 
 def _fake_like(tensor: Tensor, heads_first: bool) -> Tensor:
@@ -232,6 +246,21 @@ def call_into(*inputs: Any) -> tuple[Tensor, Tensor]:
     try:
         with _below_autograd():
             return backward_into(*inputs)
+    except RuntimeError as error:
+        fail(error)
+
+
+def call_e4m3(*inputs: Any) -> tuple[Tensor, Tensor]:
+    """The operator `forward_e4m3` by its arguments in their order, all of them, without a gradient.
+
+    Raises: as `call`.
+    """
+    if torch.compiler.is_compiling() or type(inputs[0]) not in _PLAIN:
+        with torch.no_grad():
+            return forward_e4m3(*inputs)
+    try:
+        with _below_autograd():
+            return forward_e4m3(*inputs)
     except RuntimeError as error:
         fail(error)
 

@@ -99,8 +99,7 @@ impl<'a> Attention<'a> {
         expect_device(&device, [("o", o.device()), ("lse", lse.device())])?;
         let stream = self.stream_of(&device)?;
         let descales = self.tensors.descales.as_ref();
-        let [q_descale, k_descale, v_descale] =
-            [0, 1, 2].map(|i| descales.map(|descales| descales[i].raw()));
+        let [of_q, of_k, of_v] = [0, 1, 2].map(|i| descales.map(|descales| descales[i].raw()));
         let args = RawForward {
             q: q.as_raw(),
             k: k.as_raw(),
@@ -109,9 +108,9 @@ impl<'a> Attention<'a> {
             lse: lse.as_raw_mut(),
             options: RawOptions {
                 e4m3: Some(RawE4m3 {
-                    q_descale,
-                    k_descale,
-                    v_descale,
+                    q: of_q,
+                    k: of_k,
+                    v: of_v,
                 }),
                 ..RawOptions::default()
             },

@@ -64,17 +64,17 @@ impl Fp8 {
 #[non_exhaustive]
 pub struct RawE4m3 {
     /// Of the queries; query heads of a group share a number.
-    pub q_descale: Option<RawTensor<2>>,
+    pub q: Option<RawTensor<2>>,
     /// Of the keys.
-    pub k_descale: Option<RawTensor<2>>,
+    pub k: Option<RawTensor<2>>,
     /// Of the values.
-    pub v_descale: Option<RawTensor<2>>,
+    pub v: Option<RawTensor<2>>,
 }
 
 impl RawE4m3 {
     /// The numbers of q, k and v, in this order.
     pub(crate) fn descales(&self) -> [Option<RawTensor<2>>; 3] {
-        [self.q_descale, self.k_descale, self.v_descale]
+        [self.q, self.k, self.v]
     }
 
     pub(super) fn validate(&self, p: &Problem) -> Result<()> {

@@ -2,16 +2,16 @@
 
 use super::device::Place;
 use super::failure::Failure;
-use super::options::{Form, numbers, pages};
+use super::options::{Form, descale, numbers, pages};
 use super::shim::StableValue;
 use super::tensor::{Tensor, Type};
 use super::value::{Arguments, results};
-use ferroattn::{RawAppend, RawRotary, RawTensor, append_raw};
+use ferroattn::{RawAppend, RawE4m3Cache, RawRotary, RawTensor, append_raw};
 
 /// The operator's name, arguments and results.
 pub const SIGNATURE: &str = "append(Tensor k, Tensor v, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor? q, \
     Tensor? lengths, Tensor? pages, Tensor? cache_entries, Tensor? slots, Tensor? positions, Tensor? cos, Tensor? sin, \
-    bool interleaved, bool q_at_first, bool heads_first) -> (Tensor rotated, Tensor new_lengths)";
+    Tensor? k_descale, Tensor? v_descale, bool page_descales, bool interleaved, bool q_at_first, bool heads_first) -> (Tensor rotated, Tensor new_lengths)";
 
 /// Arguments of the operator.
 struct Call {
@@ -26,6 +26,8 @@ struct Call {
     slots: Option<Tensor>,
     positions: Option<Tensor>,
     rotary: [Option<Tensor>; 2],
+    descales: [Option<Tensor>; 2],
+    page_descales: bool,
     interleaved: bool,
     q_at_first: bool,
     heads_first: bool,
@@ -36,8 +38,10 @@ impl Call {
         let [k, v, k_cache, v_cache] = [(); 4].map(|()| arguments.tensor());
         let [q, lengths, pages, cache_entries] = [(); 4].map(|()| arguments.optional_tensor());
         let [slots, positions, cos, sin] = [(); 4].map(|()| arguments.optional_tensor());
+        let descales = [(); 2].map(|()| arguments.optional_tensor());
         let in_rows = |tensor: Option<Tensor>| tensor.map(Tensor::in_rows).transpose();
         Ok(Call {
+            page_descales: arguments.bool(),
             interleaved: arguments.bool(),
             q_at_first: arguments.bool(),
             heads_first: arguments.bool(),
@@ -52,6 +56,7 @@ impl Call {
             slots,
             positions,
             rotary: [in_rows(cos)?, in_rows(sin)?],
+            descales,
         })
     }
 
@@ -61,24 +66,36 @@ impl Call {
         let of = Type::Number(dtype);
         let form = Form::of(self.k.sizes().len(), self.heads_first);
         let of_cache = Form::of(4, self.heads_first);
-        let raw = |form: Form, name: &str, tensor: &Tensor| -> Result<RawTensor, Failure> {
+        let raw = |form: Form, name: &str, tensor: &Tensor, of| -> Result<RawTensor, Failure> {
             form.expect(name, tensor)?;
             tensor.expect(name, of, place)?;
             Ok(tensor.raw(form.axes()))
         };
+        let is_e4m3 = self.k_cache.is_e4m3();
+        let of_keys = if is_e4m3 { Type::E4m3 } else { of };
         let mut args = RawAppend::new(
-            [raw(form, "k", &self.k)?, raw(form, "v", &self.v)?],
+            [raw(form, "k", &self.k, of)?, raw(form, "v", &self.v, of)?],
             [
-                raw(of_cache, "k_cache", &self.k_cache)?,
-                raw(of_cache, "v_cache", &self.v_cache)?,
+                raw(of_cache, "k_cache", &self.k_cache, of_keys)?,
+                raw(of_cache, "v_cache", &self.v_cache, of_keys)?,
             ],
         );
+        let [k, v] = &self.descales;
+        let cache = RawE4m3Cache {
+            k: descale("k_descale", k.as_ref(), place)?,
+            v: descale("v_descale", v.as_ref(), place)?,
+            of_pages: self.page_descales,
+        };
+        if !is_e4m3 && cache != RawE4m3Cache::default() {
+            return Err(Failure::value("descales need caches of float8_e4m3fn"));
+        }
+        args.e4m3_cache = is_e4m3.then_some(cache);
         let [batch, _, rows, _] = args.k.shape;
         let rotated = match &self.q {
             // Operators return tensors.
             None => Tensor::ordered([0], [0], of, place)?,
             Some(q) => {
-                let q = raw(form, "q", q)?;
+                let q = raw(form, "q", q, of)?;
                 let rotated = form.allocate(q.shape, dtype, place, None)?;
                 args.q = Some([q, rotated.raw(form.axes())]);
                 rotated

@@ -6,7 +6,7 @@ use super::options::Options;
 use super::shim::StableValue;
 use super::tensor::{Tensor, Type};
 use super::value::{Arguments, results};
-use ferroattn::{Dtype, RawForward, RawTensor, RawWorkspace};
+use ferroattn::{Dtype, RawForward, RawOptions, RawTensor, RawWorkspace};
 
 /// Queries, keys and values of a call.
 #[derive(Debug)]
@@ -42,19 +42,30 @@ impl Inputs {
         })
     }
 
-    /// The tensors by address.
+    /// The tensors by address, all of q's type.
     pub fn raw(&self, options: &Options) -> Result<RawInputs, Failure> {
+        let (dtype, _) = self.q.computed("q")?;
+        self.raw_of(options, dtype, [Type::Number(dtype); 2])
+    }
+
+    /// The tensors by address, of a call whose o has this type: q, and k and v, have these.
+    pub fn raw_of(
+        &self,
+        options: &Options,
+        dtype: Dtype,
+        [of_q, of_keys]: [Type; 2],
+    ) -> Result<RawInputs, Failure> {
         let form = options.form;
-        let (dtype, place) = self.q.computed("q")?;
-        let raw = |name, tensor: &Tensor| -> Result<RawTensor, Failure> {
+        let place = self.q.place();
+        let raw = |name, tensor: &Tensor, of| -> Result<RawTensor, Failure> {
             form.expect(name, tensor)?;
-            tensor.expect(name, Type::Number(dtype), place)?;
+            tensor.expect(name, of, place)?;
             Ok(tensor.raw(form.axes()))
         };
         let mut inputs = RawInputs {
-            q: raw("q", &self.q)?,
-            k: raw("k", &self.k)?,
-            v: raw("v", &self.v)?,
+            q: raw("q", &self.q, of_q)?,
+            k: raw("k", &self.k, of_keys)?,
+            v: raw("v", &self.v, of_keys)?,
             dtype,
             place,
         };
@@ -68,9 +79,19 @@ impl Inputs {
 /// Computes o and lse.
 pub fn forward(inputs: Inputs, options: &Options) -> Result<[Tensor; 2], Failure> {
     let inputs = inputs.in_rows()?;
-    let form = options.form;
     let raw = inputs.raw(options)?;
-    let RawInputs {
+    forward_of(&inputs.q, &raw, options, options.raw(&raw)?)
+}
+
+/// Computes o and lse of inputs by address, with these tensors of options.
+pub fn forward_of(
+    of_q: &Tensor,
+    raw: &RawInputs,
+    options: &Options,
+    tensors: RawOptions,
+) -> Result<[Tensor; 2], Failure> {
+    let form = options.form;
+    let &RawInputs {
         q,
         k,
         v,
@@ -79,7 +100,7 @@ pub fn forward(inputs: Inputs, options: &Options) -> Result<[Tensor; 2], Failure
     } = raw;
     let [batch, heads, seqlen, _] = q.shape;
     let shape = [batch, heads, seqlen, v.shape[3]];
-    let o = options.allocate(shape, dtype, place, &inputs.q)?;
+    let o = options.allocate(shape, dtype, place, of_q)?;
     let lse = form.allocate_rows(shape, place)?;
     let args = RawForward {
         q,
@@ -87,7 +108,7 @@ pub fn forward(inputs: Inputs, options: &Options) -> Result<[Tensor; 2], Failure
         v,
         o: o.raw(form.axes()),
         lse: form.rows("lse", &lse)?,
-        options: options.raw(&raw)?,
+        options: tensors,
     };
     let (device, stream) = place.device()?;
     let mut work = None;

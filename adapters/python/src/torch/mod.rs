@@ -9,6 +9,7 @@
 //! | `device` | the library's devices by PyTorch's |
 //! | `options`, `prefix` | options of a call |
 //! | `forward`, `backward` | the passes |
+//! | `e4m3` | the forward pass on tensors of e4m3 |
 //! | `append` | new keys and values, written into a cache |
 //! | `csr` | pages in the CSR form, as a table and lengths |
 //! | `native` | calls whose gradient is PyTorch's own code |
@@ -19,6 +20,7 @@ mod append;
 mod backward;
 mod csr;
 mod device;
+mod e4m3;
 mod failure;
 mod forward;
 mod native;
@@ -80,7 +82,7 @@ pub extern "C" fn ferroattn_intern(
         split_keys,
         deterministic: deterministic != 0,
         batch_invariant: batch_invariant != 0,
-        fp8: fp8 != 0,
+        fp8: fp8.into(),
         heads_first: heads_first != 0,
     };
     let set = native::Set {

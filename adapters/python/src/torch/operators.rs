@@ -3,7 +3,7 @@
 use super::failure::Failure;
 use super::options::Options;
 use super::shim::{Kernel, StableValue, shim};
-use super::{append, backward, csr, forward, native};
+use super::{append, backward, csr, e4m3, forward, native};
 use std::ffi::{CStr, CString, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::null_mut;
@@ -42,6 +42,7 @@ pub fn register() -> Result<(), String> {
     define(&format!(
         "backward_into(Tensor(a!) dq, Tensor(b!) dk, Tensor(c!) dv, {call}) -> (Tensor d_bias, Tensor d_sinks)"
     ))?;
+    define(&e4m3::signature())?;
     define(append::SIGNATURE)?;
     define(csr::SIGNATURE)?;
     define(
@@ -59,6 +60,7 @@ pub fn register() -> Result<(), String> {
         }
         implement(NAMESPACE, device, c"forward", kernel!(forward::operator))?;
         implement(NAMESPACE, device, c"backward", kernel!(backward::operator))?;
+        implement(NAMESPACE, device, c"forward_e4m3", kernel!(e4m3::operator))?;
         implement(NAMESPACE, device, c"append", kernel!(append::operator))?;
         implement(NAMESPACE, device, c"csr_pages", kernel!(csr::operator))?;
         let into = kernel!(backward::operator_into);

@@ -124,8 +124,8 @@ pub struct Numbers {
     pub deterministic: bool,
     /// Whether results are the same bits beside any neighbours.
     pub batch_invariant: bool,
-    /// Whether q, k and v are rounded to e4m3.
-    pub fp8: bool,
+    /// Whether q, k and v are rounded to e4m3: 0 for no, 1 for yes, 2 for yes, q and k after a rotation.
+    pub fp8: i64,
     /// Whether heads come before rows in tensors of four axes.
     pub heads_first: bool,
 }
@@ -142,7 +142,7 @@ impl Numbers {
             .split_keys(count("split_keys", self.split_keys)?)
             .deterministic(self.deterministic)
             .batch_invariant(self.batch_invariant)
-            .fp8(self.fp8.then(Fp8::new));
+            .fp8(rounding(self.fp8)?);
         if let Some(scale) = self.scale {
             attention = attention.scale(scale as f32);
         }
@@ -195,7 +195,7 @@ impl Options {
         format!(
             "Tensor? bias, Tensor? mask, Tensor? sinks, Tensor? alibi_slopes, Tensor? seqlens_q, Tensor? seqlens_k, \
              Tensor? first_keys, Tensor? cache_entries, Tensor? pages, {}, float? scale, bool causal, int left, int right, \
-             float softcap, int splits, int split_keys, bool deterministic, bool batch_invariant, bool fp8, \
+             float softcap, int splits, int split_keys, bool deterministic, bool batch_invariant, int fp8, \
              bool heads_first",
             Prefix::SIGNATURE
         )
@@ -218,7 +218,7 @@ impl Options {
             split_keys: arguments.int(),
             deterministic: arguments.bool(),
             batch_invariant: arguments.bool(),
-            fp8: arguments.bool(),
+            fp8: arguments.int(),
             heads_first: arguments.bool(),
         };
         Ok(Options {
@@ -343,10 +343,36 @@ fn of_pairs(name: &str, tensor: &Tensor, pairs: [usize; 4]) -> Result<RawTensor,
     Ok(raw)
 }
 
+/// How inputs are rounded to e4m3.
+fn rounding(fp8: i64) -> Result<Option<Fp8>, Failure> {
+    match fp8 {
+        0 => Ok(None),
+        1 => Ok(Some(Fp8::new())),
+        2 => Ok(Some(Fp8::new().hadamard(true))),
+        _ => Err(Failure::value(format!(
+            "fp8 is {fp8}; it must be 0, 1 or 2"
+        ))),
+    }
+}
+
 /// A number of things.
 pub fn count<T: TryFrom<i64>>(name: &str, number: i64) -> Result<T, Failure> {
     T::try_from(number)
         .map_err(|_| Failure::value(format!("{name} is {number}; it must be at least 0")))
+}
+
+/// What multiplies heads of e4m3, `[batch or pages, kv_heads]`.
+pub fn descale(
+    name: &str,
+    tensor: Option<&Tensor>,
+    place: Place,
+) -> Result<Option<RawTensor<2>>, Failure> {
+    let Some(tensor) = tensor else {
+        return Ok(None);
+    };
+    tensor.expect(name, Type::Number(Dtype::F32), place)?;
+    tensor.expect_rank(name, 2, "[batch, kv_heads]; of pages [pages, kv_heads]")?;
+    Ok(Some(tensor.raw([Some(0), Some(1)])))
 }
 
 /// Whole numbers, one for each sequence.

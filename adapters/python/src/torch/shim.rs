@@ -67,6 +67,7 @@ functions! {
     u64 = cpu "aoti_torch_dtype_uint64": unsafe extern "C" fn() -> i32,
     u8 = cpu "aoti_torch_dtype_uint8": unsafe extern "C" fn() -> i32,
     bool = cpu "aoti_torch_dtype_bool": unsafe extern "C" fn() -> i32,
+    e4m3 = cpu "aoti_torch_dtype_float8_e4m3fn": unsafe extern "C" fn() -> i32,
     device_cpu = cpu "aoti_torch_device_type_cpu": unsafe extern "C" fn() -> i32,
     device_cuda = cpu "aoti_torch_device_type_cuda": unsafe extern "C" fn() -> i32,
     /// Namespace, file, line.

@@ -27,6 +27,8 @@ pub enum Type {
     Bool,
     /// Bytes.
     Byte,
+    /// Numbers of 8 bits, e4m3.
+    E4m3,
 }
 
 impl Type {
@@ -44,6 +46,7 @@ impl Type {
                 Type::Uint64 => (shim.u64)(),
                 Type::Bool => (shim.bool)(),
                 Type::Byte => (shim.u8)(),
+                Type::E4m3 => (shim.e4m3)(),
             }
         }
     }
@@ -304,6 +307,11 @@ impl Tensor {
         })
     }
 
+    /// Whether it holds numbers of e4m3.
+    pub fn is_e4m3(&self) -> bool {
+        self.dtype_code() == Type::E4m3.code()
+    }
+
     /// The type that a call computes in, and its device.
     pub fn computed(&self, name: &str) -> Result<(Dtype, Place), Failure> {
         let (dtype, place) = (self.number(name)?, self.place());
@@ -327,6 +335,7 @@ impl Tensor {
                 Type::Uint64 => "uint64",
                 Type::Bool => "bool",
                 Type::Byte => "uint8",
+                Type::E4m3 => "float8_e4m3fn",
             };
             return Err(Failure::dtype(format!("{name} must be of {wanted}")));
         }
