@@ -1,9 +1,10 @@
 //! One forward pass, and what must hold of it.
 
+use crate::modifiers::Descales;
 use crate::references::check_forward;
 use crate::{Guarded, Layout, Modifiers, Outcome, PASSED, harness};
 use ferroattn::check::{Forward, Report};
-use ferroattn::{Attention, Device, Dtype, Element, Error, Problem, bf16, f16};
+use ferroattn::{Attention, Device, Dtype, Element, Error, F8E4M3, Problem, bf16, f16};
 use ladder::Ladder;
 use libtest_mimic::Failed;
 use ndarray::{Array3, Array4, Axis, s};
@@ -278,12 +279,38 @@ impl Case {
         }
     }
 
+    /// The case with keys and values of e4m3, without what that does not go with.
+    #[must_use]
+    pub fn with_e4m3(self, descales: Descales) -> Self {
+        // Heads with descales of their own share no elements.
+        let aligned = |layout| match layout {
+            Layout::Bnhd | Layout::Padded => Layout::Bnhd,
+            Layout::Reversed | Layout::OddReversed => Layout::Reversed,
+            _ => Layout::Bhnd,
+        };
+        Case {
+            dim: self.dim.next_multiple_of(16),
+            k: aligned(self.k),
+            v: aligned(self.v),
+            modifiers: Modifiers {
+                bias: None,
+                mask: None,
+                dim_v: None,
+                fp8: false,
+                e4m3: Some(descales),
+                ..self.modifiers
+            },
+            ..self
+        }
+    }
+
     /// The case as its kernel serves it: kernels of latent attention and of FP8 serve nothing else.
     #[must_use]
     pub fn as_served(self) -> Self {
         match &self.kernel {
             Some(kernel) if kernel.starts_with("latent") => self.latent(),
             Some(kernel) if kernel.starts_with("fp8") => self.in_fp8(),
+            Some(kernel) if kernel.starts_with("decode_e4m3") => self.with_e4m3(Descales::Heads),
             _ => self,
         }
     }
@@ -303,6 +330,22 @@ impl Case {
         }
     }
 
+    /// Keys and values: of e4m3, the nearest numbers times their descales.
+    fn dequantised(&self, inputs: &Inputs) -> [Array4<f32>; 2] {
+        let of = |tensor: usize, values: &Array4<f32>| {
+            let Some(descales) = self.modifiers.e4m3 else {
+                return values.clone();
+            };
+            let mut values = values.clone();
+            for ((entry, head, ..), value) in values.indexed_iter_mut() {
+                let descale = descales.of(&self.modifiers, tensor, [entry, head]);
+                *value = F8E4M3::from_f32(*value).to_f32() * descale;
+            }
+            values
+        };
+        [of(0, &inputs.k), of(1, &inputs.v)]
+    }
+
     fn run_in<T: Element>(&self, device: &Device, inputs: &Inputs) -> Result<Outputs, Failed> {
         let problem = self.problem()?;
         let place = |layout: Layout, shape| {
@@ -313,9 +356,10 @@ impl Case {
             tensor.fill(values.iter().map(|&value| T::from_f32(value)));
             tensor
         };
+        let [k_values, v_values] = self.dequantised(inputs);
         let q = place_input(self.q, &inputs.q);
-        let k = place_input(self.k, &inputs.k);
-        let mut v = place_input(self.v, &inputs.v);
+        let k = place_input(self.k, &k_values);
+        let mut v = place_input(self.v, &v_values);
         let [.., dim_v] = self.v_shape();
         if self.values_in_keys {
             v = Guarded::poisoned(self.v_shape(), Layout::Bhnd.strides(self.v_shape()), 0);
@@ -337,13 +381,40 @@ impl Case {
             false => device_v.view(),
         };
         let modifiers = self.modifiers.tensors(device, &problem, self.seed)?;
-        modifiers.of(self.options(device)).forward_into(
-            device_q,
-            device_k,
-            &device_v,
-            &mut device_o,
-            &mut device_lse,
-        )?;
+        let attention = modifiers.of(self.options(device));
+        match self.modifiers.e4m3 {
+            None => attention.forward_into(
+                device_q,
+                device_k,
+                &device_v,
+                &mut device_o,
+                &mut device_lse,
+            )?,
+            Some(_) => {
+                let place = |layout: Layout, values: &Array4<f32>| {
+                    let shape = values.dim().into();
+                    let mut tensor =
+                        Guarded::<F8E4M3, 4>::poisoned(shape, layout.strides(shape), 0);
+                    tensor.fill(values.iter().map(|&value| F8E4M3::from_f32(value)));
+                    tensor
+                };
+                let (k, v) = (place(self.k, &inputs.k), place(self.v, &inputs.v));
+                let on_device = [k.upload(device)?, v.upload(device)?];
+                let [device_k, device_v] = &on_device;
+                attention.forward_e4m3_cache_into(
+                    device_q,
+                    device_k,
+                    device_v,
+                    &mut device_o,
+                    &mut device_lse,
+                )?;
+                for ((name, before), after) in [("k", k), ("v", v)].into_iter().zip(on_device) {
+                    if !before.is_unchanged(after)? {
+                        return Err(format!("{name} was overwritten").into());
+                    }
+                }
+            }
+        }
         o.download(device_o)?;
         lse.download(device_lse)?;
         harness::count_run(device);

@@ -12,6 +12,7 @@ mod counters;
 mod csr;
 mod decoder;
 mod definition;
+mod e4m3_cache;
 mod empty;
 mod emulated;
 mod errors;
@@ -76,6 +77,7 @@ fn main() -> ExitCode {
         ("empty", empty::tests()),
         ("errors", errors::tests()),
         ("far_scores", far_scores::tests()),
+        ("e4m3_cache", e4m3_cache::tests()),
         ("fp8", fp8::tests()),
         ("gemm", gemm::tests()),
         ("head_dims", head_dims::tests()),

@@ -24,7 +24,7 @@ impl<T: Pod, const R: usize> Guarded<T, R> {
         let (below, above): (Vec<isize>, Vec<isize>) =
             (0..R).map(reach).partition(|&reach| reach < 0);
         let [below, above] = [below, above].map(|reach| reach.iter().sum::<isize>().unsigned_abs());
-        let offset = MARGIN + below.next_multiple_of(8) + shift;
+        let offset = MARGIN + below.next_multiple_of(16) + shift;
         let poison = bytemuck::pod_read_unaligned(&vec![POISON; size_of::<T>()]);
         Guarded {
             data: vec![poison; offset + above + 1 + MARGIN],

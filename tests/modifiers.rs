@@ -1,8 +1,8 @@
 //! Options of a [case](crate::Case) beyond plain and causal attention, and their tensors.
 
 use ferroattn::{
-    Attention, Device, Dtype, Element, Fp8, Problem, RawBias, RawMask, RawOptions, RawTensor,
-    Result, Sequences, Tensor, Window,
+    Attention, Device, Dtype, Element, Fp8, Problem, RawBias, RawE4m3Cache, RawMask, RawOptions,
+    RawTensor, Result, Sequences, Tensor, Window,
 };
 use ferroattn::{bf16, f16};
 use rand::rngs::StdRng;
@@ -43,6 +43,49 @@ pub struct Modifiers {
     pub fp8: bool,
     /// Whether q and k are rotated before.
     pub hadamard: bool,
+    /// Descales of keys and values of e4m3, if they are.
+    pub e4m3: Option<Descales>,
+}
+
+/// Descales of keys and values of e4m3, powers of two: rounded numbers times them are numbers of 16 bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Descales {
+    /// One for each head.
+    Heads,
+    /// One for each head and page.
+    Pages,
+}
+
+impl Descales {
+    /// That of an entry of k and v and a head: of k, which is tensor 0, or of v.
+    #[must_use]
+    pub fn of(self, modifiers: &Modifiers, tensor: usize, [entry, head]: [usize; 2]) -> f32 {
+        // Entries of a cache, and pages without their own, serve any entry of the batch.
+        let shared = modifiers.cache.is_some() || modifiers.pages.is_some();
+        let entry = match self {
+            Descales::Heads if shared => 0,
+            _ => entry,
+        };
+        f32::powi(2.0, ((7 * entry + 3 * head + 5 * tensor) % 6) as i32 - 3)
+    }
+
+    fn tensors(
+        self,
+        modifiers: &Modifiers,
+        device: &Device,
+        problem: &Problem,
+    ) -> Result<[Tensor<f32, 2>; 2]> {
+        let entries = match (self, &modifiers.pages) {
+            (Descales::Pages, Some(pages)) => pages.count,
+            _ => problem.batch,
+        };
+        let of = |tensor| {
+            let places = (0..entries).flat_map(|e| (0..problem.kv_heads).map(move |h| [e, h]));
+            let descales: Vec<f32> = places.map(|at| self.of(modifiers, tensor, at)).collect();
+            Tensor::new(device, [entries, problem.kv_heads], &descales)
+        };
+        Ok([of(0)?, of(1)?])
+    }
 }
 
 /// A cache of keys and values.
@@ -160,6 +203,7 @@ pub struct ModifierTensors {
     first_keys: Option<Tensor<i32, 1>>,
     cache_entries: Option<Tensor<i32, 1>>,
     pages: Option<Tensor<i32, 2>>,
+    descales: Option<(Descales, [Tensor<f32, 2>; 2])>,
 }
 
 impl Modifiers {
@@ -257,6 +301,7 @@ impl Modifiers {
             .pages
             .as_ref()
             .map(|pages| RawTensor::row_major([batch, keys / pages.keys]));
+        raw.e4m3_cache = self.e4m3.map(|_| RawE4m3Cache::default());
         raw
     }
 
@@ -315,6 +360,9 @@ impl Modifiers {
             Tensor::new(device, shape, &pages.of)
         };
         let pages = self.pages.as_ref().map(table);
+        let descales = self
+            .e4m3
+            .map(|of| Ok((of, of.tensors(self, device, problem)?)));
         Ok(ModifierTensors {
             bias: bias.transpose()?,
             mask: mask.transpose()?,
@@ -327,6 +375,7 @@ impl Modifiers {
             first_keys: first_keys.transpose()?,
             cache_entries: cache_entries.transpose()?,
             pages: pages.transpose()?,
+            descales: descales.transpose()?,
         })
     }
 }
@@ -444,8 +493,12 @@ impl ModifierTensors {
         if let Some(entries) = &self.cache_entries {
             call = call.cache_entries(entries);
         }
-        match &self.pages {
-            Some(table) => call.pages(table),
+        if let Some(table) = &self.pages {
+            call = call.pages(table);
+        }
+        match &self.descales {
+            Some((Descales::Heads, [k, v])) => call.cache_descales(k, v),
+            Some((Descales::Pages, [k, v])) => call.page_descales(k, v),
             None => call,
         }
     }

@@ -200,6 +200,14 @@ pub enum Error {
         axis: &'static str,
         stride: isize,
     },
+    /// Keys or values of e4m3 whose rows are not whole vectors.
+    #[error(
+        "rows of {0} are e4m3; they must be multiples of 16 numbers, and start at multiples of 16 bytes"
+    )]
+    E4m3Rows(&'static str),
+    /// Descales of pages that are too small.
+    #[error("pages of {0} keys have descales of their own; those must have 16 keys or more")]
+    E4m3Page(usize),
     /// An output with two elements at one place.
     #[error("{argument} has overlapping strides {strides:?}; every element needs its own place")]
     Overlap {

@@ -102,7 +102,8 @@ pub use merge::{
 pub use options::HostOptions;
 pub use options::{
     CustomArray, CustomKernels, Fp8, MaskElement, ParseWindowError, RawArray, RawBias, RawCustom,
-    RawE4m3, RawMask, RawOptions, RawPrefix, RawSequences, Sequences, Window, alibi_slopes,
+    RawE4m3, RawE4m3Cache, RawMask, RawOptions, RawPrefix, RawSequences, Sequences, Window,
+    alibi_slopes,
 };
 pub use plan::{Plan, Step};
 pub use ptx::Modules as CustomModules;

@@ -84,13 +84,13 @@ pub unsafe fn fa1<E: Element, const W: usize, const DT: usize, const NT: usize>(
                     }
                     let visible =
                         || map_rows(|i| mask.keys_of_block((row + i) as i32, first_key as i32));
-                    let s = warp.scores::<E, Accumulator, NT>(k_tile, first_key);
+                    let s = warp.scores::<E, Accumulator, NT, DT>(k_tile, first_key);
                     let p_tiles = warp.softmax_masked::<E, NT, 1>(s, visible(), &Team::ALONE);
                     slices::accumulate_masked::<E, Accumulator, _, _, _, _, _, _, _, _>(
                         &mut warp, p_tiles, v_tile, visible,
                     );
                     let totals = Some(warp.softmax.totals());
-                    store_partial::<_, Scaled, _, _>(
+                    store_partial::<E, _, Scaled, _, _>(
                         p,
                         &place,
                         (row, exist),

@@ -101,7 +101,7 @@ pub unsafe fn accumulate<
 ) {
     if !sums::<E, S>(MT * OT) {
         // SAFETY: the caller's promise.
-        return unsafe { warp.accumulate::<E, NT>(p, v_tile) };
+        return unsafe { warp.accumulate::<E, NT, DT>(p, v_tile) };
     }
     let lane = opaque_in(special::lane(), v_tile.base);
     // A loop, because the compiler orders the code of `map` so that it takes more registers.

@@ -64,6 +64,7 @@ unsafe impl Planner for Ladder {
             takes_units: false,
             map_dim: shape.takes_maps().then(|| shape.dim()),
             values_in_keys: false,
+            reads_e4m3: false,
             is_fp8: false,
             has_votes: false,
         };

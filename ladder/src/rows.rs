@@ -131,7 +131,7 @@ pub unsafe fn rows<
                 map_rows(|i| mask.keys_of_block((row + i) as i32, (j * bc) as i32))
             };
             ring.advance(&mut load);
-            let s = warp.scores::<E, S, NT>(tile(ring.to_read(), k_swizzle), j * bc);
+            let s = warp.scores::<E, S, NT, DT>(tile(ring.to_read(), k_swizzle), j * bc);
             let probabilities = warp.softmax_masked::<E, NT, 1>(s, visible(), &Team::ALONE);
             ring.advance(&mut load);
             let v_tile = tile(ring.to_read(), v_swizzle);
@@ -146,12 +146,12 @@ pub unsafe fn rows<
             j -= 1;
             ring.advance(&mut load);
             let k_tile = tile(ring.to_read(), k_swizzle);
-            let s = warp.scores::<E, S, NT>(k_tile, j * bc);
+            let s = warp.scores::<E, S, NT, DT>(k_tile, j * bc);
             let probabilities = if S::HALF {
                 // Probabilities above 1 could make the sums overflow.
                 warp.softmax_exact::<E, NT, 1>(s, &Team::ALONE)
             } else {
-                warp.softmax::<E, NT>(s, k_tile, j * bc)
+                warp.softmax::<E, NT, DT>(s, k_tile, j * bc)
             };
             ring.advance(&mut load);
             let v_tile = tile(ring.to_read(), v_swizzle);

@@ -51,7 +51,7 @@ pub unsafe fn accumulate_masked<
         while nt < opaque(NT as u32) {
             let first = p.map(|row| [row[0]]);
             let keys = keys().map(|rows| rows.map(|keys| keys.counted_from(16 * nt as i32)));
-            warp.accumulate_guarded::<E, 1>(first, v_tile.skip(16 * nt), keys);
+            warp.accumulate_guarded::<E, 1, DT>(first, v_tile.skip(16 * nt), keys);
             // Registers have no index, so the next slice moves to the front. The first one goes to the end:
             // dropped, the compiler would unroll the loop.
             for mt in 0..MT {

@@ -54,7 +54,7 @@ pub unsafe fn store<E: Element, const MT: usize, const OT: usize>(
         let totals = part.stores_lse.then_some(totals);
         // SAFETY: the caller's promise.
         unsafe {
-            store_partial::<_, Scaled, _, _>(p, &place, (first, exist), o, totals, part.column)
+            store_partial::<E, _, Scaled, _, _>(p, &place, (first, exist), o, totals, part.column)
         }
         return;
     }

@@ -2,9 +2,10 @@
 
 use super::raw::{RawAppend, RawRotary, append_raw};
 use crate::device::{Device, RawStream, Stream};
-use crate::error::Result;
-use crate::options::Borrowed;
+use crate::error::{Error, Result};
+use crate::options::{Borrowed, BorrowedDescales, E4M3_CACHE, RawE4m3Cache};
 use crate::tensor::{Dtype, Element, Storage, StorageMut, TensorBase, expect_device};
+use float8::F8E4M3;
 use std::ptr::null_mut;
 
 /// Keys and values of new tokens, copied to where a cache has them: behind those that each entry of the batch has, or at slots.
@@ -42,6 +43,7 @@ pub struct Append<'a> {
     rotary: Option<(Dtype, [Borrowed<'a, 2>; 2])>,
     interleaved: bool,
     q_at_first: bool,
+    descales: Option<BorrowedDescales<'a>>,
     check: bool,
     stream: Option<&'a Stream>,
 }
@@ -125,6 +127,41 @@ impl<'a> Append<'a> {
         call
     }
 
+    /// Descales of a cache of e4m3, `[batch, kv_heads]` of any strides, as for
+    /// [`Attention::cache_descales`](crate::Attention::cache_descales): a number times the descale is near the row's element. They are finite and
+    /// not 0; elements beyond 448 times the descale become that. Default: all are 1.
+    pub fn descales<'b>(
+        &self,
+        k: &'b TensorBase<impl Storage<Item = f32>, 2>,
+        v: &'b TensorBase<impl Storage<Item = f32>, 2>,
+    ) -> Append<'b>
+    where
+        'a: 'b,
+    {
+        self.with_descales([k.into(), v.into()], false)
+    }
+
+    /// [`descales`](Self::descales) of each page, `[pages, kv_heads]`; of [slots](Self::slots), of each entry or page of the cache.
+    pub fn page_descales<'b>(
+        &self,
+        k: &'b TensorBase<impl Storage<Item = f32>, 2>,
+        v: &'b TensorBase<impl Storage<Item = f32>, 2>,
+    ) -> Append<'b>
+    where
+        'a: 'b,
+    {
+        self.with_descales([k.into(), v.into()], true)
+    }
+
+    fn with_descales<'b>(&self, of: [Borrowed<'b, 2>; 2], of_pages: bool) -> Append<'b>
+    where
+        'a: 'b,
+    {
+        let mut call: Append<'b> = self.clone();
+        call.descales = Some(BorrowedDescales { of, of_pages });
+        call
+    }
+
     /// Whether neighbours, elements `2i` and `2i + 1`, are a pair (GPT-J). Default: false; elements `i` and `i + rotary_dim / 2` are
     /// (GPT-NeoX, Llama).
     pub fn interleaved(mut self, interleaved: bool) -> Self {
@@ -175,11 +212,53 @@ impl<'a> Append<'a> {
         let args = self.raw(RawAppend::new(
             [k.as_raw(), v.as_raw()],
             [k_cache.as_raw_mut(), v_cache.as_raw_mut()],
-        ));
+        ))?;
         // SAFETY: a tensor lies inside its own buffer on the device, and the shapes are compared. No other argument borrows the
         // buffers of the caches, so they overlap nothing. A buffer that is dropped early is freed by the driver after
         // the work. The stream is borrowed.
         unsafe { append_raw(&device, T::DTYPE, &args, stream) }
+    }
+
+    /// Like [`run`](Self::run), to a cache of e4m3, which [`Attention::forward_e4m3_cache`](crate::Attention::forward_e4m3_cache)
+    /// reads: rows, rotated if they are, are divided by [descales](Self::descales) and rounded to the nearest number. A GPU needs
+    /// compute capability 9.0.
+    ///
+    /// ```
+    /// # fn main() -> ferroattn::Result<()> {
+    /// use ferroattn::{Append, Device, F8E4M3, Tensor};
+    ///
+    /// let device = Device::cpu();
+    /// let token = Tensor::new(&device, [1, 1, 1, 16], &[3.0_f32; 16])?;
+    /// let [mut k, mut v] = [(); 2].map(|()| Tensor::<F8E4M3>::zeros(&device, [1, 1, 4, 16]).unwrap());
+    /// let descales = Tensor::new(&device, [1, 1], &[0.5_f32])?;
+    /// let append = Append::new().descales(&descales, &descales);
+    /// append.run_e4m3(&token, &token, &mut k, &mut v)?;
+    /// assert_eq!(v.to_vec()?[0].to_f32(), 6.0);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// The conditions of [`run`](Self::run).
+    pub fn run_e4m3<T: Element>(
+        &self,
+        k: &TensorBase<impl Storage<Item = T>>,
+        v: &TensorBase<impl Storage<Item = T>>,
+        k_cache: &mut TensorBase<impl StorageMut<Item = F8E4M3>>,
+        v_cache: &mut TensorBase<impl StorageMut<Item = F8E4M3>>,
+    ) -> Result<()> {
+        let mut args = RawAppend::new(
+            [k.as_raw(), v.as_raw()],
+            [k_cache.as_raw_mut(), v_cache.as_raw_mut()],
+        );
+        args.e4m3_cache = Some(RawE4m3Cache::default());
+        let device = k.device();
+        expect_device(&device, [("v", v.device())])?;
+        expect_device(&device, [("k_cache", k_cache.device())])?;
+        expect_device(&device, [("v_cache", v_cache.device())])?;
+        let stream = self.expect_tensors(&device)?;
+        // SAFETY: the conditions of `run`.
+        unsafe { append_raw(&device, T::DTYPE, &self.raw(args)?, stream) }
     }
 
     /// Like [`run`](Self::run), and rotates queries `[batch, heads, rows, dim]` into `rotated`, of their shape.
@@ -208,7 +287,7 @@ impl<'a> Append<'a> {
         );
         args.q = Some([q.as_raw(), rotated.as_raw_mut()]);
         // SAFETY: the conditions of `run`, of `q` and `rotated`, too.
-        unsafe { append_raw(&device, T::DTYPE, &self.raw(args), stream) }
+        unsafe { append_raw(&device, T::DTYPE, &self.raw(args)?, stream) }
     }
 
     /// Checks that all tensors of the call are on a device, and gives its stream.
@@ -228,7 +307,11 @@ impl<'a> Append<'a> {
         let rotary = ["cos", "sin"]
             .into_iter()
             .zip(rotary.map(|tensor| Some(tensor.device())));
-        let given = two.into_iter().chain(one).chain(rotary);
+        let descales = self.descales.iter().flat_map(|descales| &descales.of);
+        let descales = ["k_descales", "v_descales"]
+            .into_iter()
+            .zip(descales.map(|tensor| Some(tensor.device())));
+        let given = two.into_iter().chain(one).chain(rotary).chain(descales);
         expect_device(
             device,
             given.filter_map(|(name, found)| Some((name, found?.clone()))),
@@ -241,8 +324,12 @@ impl<'a> Append<'a> {
     }
 
     /// The arguments with the call's options.
-    fn raw(&self, args: RawAppend) -> RawAppend {
-        RawAppend {
+    fn raw(&self, args: RawAppend) -> Result<RawAppend> {
+        let descales = self.descales.as_ref().map(BorrowedDescales::raw);
+        if descales.is_some() && args.e4m3_cache.is_none() {
+            return Err(Error::Needs("descales", E4M3_CACHE));
+        }
+        Ok(RawAppend {
             pages: self.pages.as_ref().map(Borrowed::raw),
             cache_entries: self.cache_entries.as_ref().map(Borrowed::raw),
             lengths: self.lengths.as_ref().map(Borrowed::raw),
@@ -255,8 +342,9 @@ impl<'a> Append<'a> {
                 interleaved: self.interleaved,
                 q_at_first: self.q_at_first,
             }),
+            e4m3_cache: args.e4m3_cache.map(|cache| cache.or(descales)),
             check_lengths: self.check,
             ..args
-        }
+        })
     }
 }

@@ -4,7 +4,8 @@ use super::numbers::{Places, places};
 use super::{RawAppend, RawRotary};
 use crate::device::Device;
 use crate::error::Result;
-use crate::tensor::{Dtype, Element};
+use crate::tensor::{Dtype, Element, RawTensor};
+use float8::F8E4M3;
 use half::{bf16, f16};
 use ndarray::{Array2, ArrayView1, ArrayView4, ArrayViewMut1, ArrayViewMut4, s};
 
@@ -32,10 +33,28 @@ unsafe fn append_of<T: Element>(args: &RawAppend) -> Result<()> {
     // SAFETY: as above.
     let [k, v] = [args.k, args.v].map(|rows| unsafe { rows.view::<T, _>() });
     let rotary = rotary.as_ref();
-    // SAFETY: nothing else touches the caches, which have a place for each element.
+    // SAFETY: nothing else touches the caches, which have a place for each element; descales are in readable memory.
     unsafe {
-        copy(k, args.k_cache.view_mut(), &places, rotary);
-        copy(v, args.v_cache.view_mut(), &places, None);
+        match args.e4m3_cache {
+            None => {
+                let same = |_, _| (T::from_f32 as fn(f32) -> T, |x: T| x);
+                copy(k, args.k_cache.view_mut(), &places, rotary, same);
+                copy(v, args.v_cache.view_mut(), &places, None, same);
+            }
+            Some(cache) => {
+                let of = |descales: Option<RawTensor<2>>| {
+                    let descales = descales.map(|descales| descales.view::<f32, _>());
+                    move |batch: usize, [entry, head]: [usize; 2]| {
+                        let entry = if cache.of_pages { entry } else { batch };
+                        let factor = 1.0 / descales.map_or(1.0, |descales| descales[[entry, head]]);
+                        let number = move |x: f32| F8E4M3::from_f32(x * factor);
+                        (number, move |x: T| number(x.to_f32()))
+                    }
+                };
+                copy(k, args.k_cache.view_mut(), &places, rotary, of(cache.k));
+                copy(v, args.v_cache.view_mut(), &places, None, of(cache.v));
+            }
+        }
     }
     if let Some([q, to]) = args.q {
         let [_, heads, rows, _] = q.shape;
@@ -49,12 +68,9 @@ unsafe fn append_of<T: Element>(args: &RawAppend) -> Result<()> {
                     .to_owned();
                 // SAFETY: nothing else touches the place now.
                 let mut to = unsafe { to.view_mut::<T, _>() };
-                rotate(
-                    numbers.view(),
-                    to.slice_mut(s![b, h, row, ..]),
-                    rotary,
-                    position,
-                );
+                let to = to.slice_mut(s![b, h, row, ..]);
+                let same = (T::from_f32 as fn(f32) -> T, |x: T| x);
+                rotate(numbers.view(), to, rotary, position, same);
             }
         }
     }
@@ -68,12 +84,14 @@ unsafe fn append_of<T: Element>(args: &RawAppend) -> Result<()> {
     Ok(())
 }
 
-/// Copies rows to their places, rotated if there is a rotary embedding.
-fn copy<T: Element>(
+/// Copies rows to their places, rotated if there is a rotary embedding. `kept` says what becomes of numbers and of elements: of a
+/// batch entry, and an entry of the cache and a head.
+fn copy<T: Element, N, F: Fn(f32) -> N, G: Fn(T) -> N>(
     from: ArrayView4<T>,
-    mut to: ArrayViewMut4<T>,
+    mut to: ArrayViewMut4<N>,
     places: &[Places],
     rotary: Option<&Rotary>,
+    kept: impl Fn(usize, [usize; 2]) -> (F, G),
 ) {
     let heads = from.dim().1;
     for (batch, places) in places.iter().enumerate() {
@@ -82,20 +100,24 @@ fn copy<T: Element>(
             for head in 0..heads {
                 let to = to.slice_mut(s![entry, head, key, ..]);
                 let from = from.slice(s![batch, head, row, ..]);
-                rotate(from, to, rotary, places.position(row));
+                let kept = kept(batch, [entry, head]);
+                rotate(from, to, rotary, places.position(row), kept);
             }
         }
     }
 }
 
 /// A row at a position, rotated if there is a rotary embedding.
-fn rotate<T: Element>(
+fn rotate<T: Element, N>(
     from: ArrayView1<T>,
-    mut to: ArrayViewMut1<T>,
+    mut to: ArrayViewMut1<N>,
     rotary: Option<&Rotary>,
     position: usize,
+    (number, element): (impl Fn(f32) -> N, impl Fn(T) -> N),
 ) {
-    to.assign(&from);
+    for (to, from) in to.iter_mut().zip(from) {
+        *to = element(*from);
+    }
     let Some(rotary) = rotary else { return };
     let pairs = rotary.cos.ncols();
     for pair in 0..pairs {
@@ -105,8 +127,8 @@ fn rotate<T: Element>(
         };
         let [cos, sin] = [&rotary.cos, &rotary.sin].map(|table| table[[position, pair]]);
         let [x, y] = [a, b].map(|place| from[place].to_f32());
-        to[a] = T::from_f32(x * cos - y * sin);
-        to[b] = T::from_f32(x * sin + y * cos);
+        to[a] = number(x * cos - y * sin);
+        to[b] = number(x * sin + y * cos);
     }
 }
 

@@ -4,9 +4,10 @@ use super::cpu;
 use super::numbers::expect_numbers;
 use crate::device::{Device, Facts, RawStream};
 use crate::error::{Error, Result, expect_at_most};
+use crate::options::{E4M3_CACHE, RawE4m3Cache};
 use crate::plan::{CPU, EMPTY, Plan, Steps};
 use crate::tensor::{Dtype, RawTensor, expect_shape};
-use kernels::abi::{AppendParams, MAX_SEQLEN, PagesRef, RowsRef, TensorRef};
+use kernels::abi::{AppendE4m3Params, AppendParams, MAX_SEQLEN, PagesRef, RowsRef, TensorRef};
 use kernels::catalog::{self, Auxiliary, Family, MAX_HEAD_DIM};
 
 /// Tensors by address, for [`append_raw`]; `None` where an option is off.
@@ -37,6 +38,8 @@ pub struct RawAppend {
     pub positions: Option<RawTensor<2>>,
     /// The rotary embedding.
     pub rotary: Option<RawRotary>,
+    /// Descales of caches that hold e4m3, if they do.
+    pub e4m3_cache: Option<RawE4m3Cache>,
     /// Whether a GPU [checks](super::Append::check_lengths) all numbers.
     pub check_lengths: bool,
 }
@@ -72,6 +75,7 @@ impl RawAppend {
             slots: None,
             positions: None,
             rotary: None,
+            e4m3_cache: None,
             check_lengths: false,
         }
     }
@@ -117,8 +121,24 @@ impl RawAppend {
             to.expect_rows("rotated", "dim")?;
             to.layout().expect_injective("rotated")?;
         }
+        if let Some(cache) = &self.e4m3_cache {
+            self.validate_descales(cache)?;
+        }
         self.validate_places()?;
         self.validate_rotary(dtype)
+    }
+
+    /// Checks descales of the caches.
+    fn validate_descales(&self, cache: &RawE4m3Cache) -> Result<()> {
+        let [batch, kv_heads, ..] = self.k.shape;
+        let entries = match cache.of_pages {
+            true if self.pages.is_none() && self.slots.is_none() => {
+                return Err(Error::Needs("descales of pages", "pages or slots"));
+            }
+            true => self.k_cache.shape[0],
+            false => batch,
+        };
+        cache.expect_descales([entries, kv_heads])
     }
 
     /// Checks what says where rows go.
@@ -210,7 +230,7 @@ impl RawAppend {
 /// # Safety
 /// - Every element of the tensors in `args`, by their sizes, lies in live memory of the device, aligned to its type, until the
 ///   work is done.
-/// - Tensors of four axes hold elements of `dtype`.
+/// - Tensors of four axes hold elements of `dtype`; caches of e4m3 hold bytes.
 /// - Until then nothing else writes the inputs, or touches the caches, `new_lengths` or the rotated queries, and these overlap
 ///   no other tensor; but the rotated queries may be the queries themselves.
 /// - `stream` is null or a live stream of the device's primary context.
@@ -253,7 +273,14 @@ pub fn append_plan(facts: Option<&Facts>, dtype: Dtype, args: &RawAppend) -> Res
     if facts.is_none() {
         return Ok(steps.finish(CPU, 1));
     }
-    let kernel = catalog::kernel(Family::Auxiliary(Auxiliary::Append(dtype.of_kernels()?)));
+    let of = match args.e4m3_cache {
+        None => Auxiliary::Append,
+        Some(_) => Auxiliary::AppendE4m3,
+    };
+    let kernel = catalog::kernel(Family::Auxiliary(of(dtype.of_kernels()?)));
+    if facts.is_some_and(|facts| !kernel.target().runs_on(facts.compute_capability)) {
+        return Err(Error::NoOption(E4M3_CACHE));
+    }
     // An entry without rows has its new length to write.
     let warps = (batch as u128).saturating_mul(args.rows_of_entry().max(1));
     let blocks = warps.div_ceil(u128::from(Auxiliary::WARPS));
@@ -318,7 +345,15 @@ pub fn append_plan(facts: Option<&Facts>, dtype: Dtype, args: &RawAppend) -> Res
         entries: entries as u32,
         keys: keys as u32,
     };
-    steps.launch(kernel.into(), blocks, kernel.shared_bytes(), &params)?;
+    let (entry, bytes) = (kernel.into(), kernel.shared_bytes());
+    match args.e4m3_cache.map(|cache| cache.of_kernels()) {
+        None => steps.launch(entry, blocks, bytes, &params)?,
+        Some([k, v]) => {
+            let append = params;
+            let params = AppendE4m3Params { append, k, v };
+            steps.launch(entry, blocks, bytes, &params)?
+        }
+    };
     Ok(steps.finish(kernel.name, 1))
 }
 

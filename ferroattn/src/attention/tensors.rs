@@ -2,7 +2,8 @@
 
 use super::Attention;
 use crate::options::{
-    Borrowed, BorrowedCustom, BorrowedPrefix, CustomArray, CustomKernels, MaskElement, Sequences,
+    Borrowed, BorrowedCustom, BorrowedDescales, BorrowedPrefix, CustomArray, CustomKernels,
+    MaskElement, Sequences,
 };
 use crate::tensor::{Element, Storage, TensorBase};
 
@@ -281,6 +282,35 @@ impl<'a> Attention<'a> {
         'a: 'b,
     {
         self.with(|call| call.tensors.pages = Some(table.into()))
+    }
+
+    /// Descales of a [cache of e4m3](Self::forward_e4m3_cache), `[batch, kv_heads]` of any strides: keys are the cache's numbers times
+    /// those of `k`, and values times those of `v`. They are finite. Default: all are 1.
+    pub fn cache_descales<'b>(
+        &self,
+        k: &'b TensorBase<impl Storage<Item = f32>, 2>,
+        v: &'b TensorBase<impl Storage<Item = f32>, 2>,
+    ) -> Attention<'b>
+    where
+        'a: 'b,
+    {
+        let of = [k.into(), v.into()];
+        let of_pages = false;
+        self.with(|call| call.tensors.cache_descales = Some(BorrowedDescales { of, of_pages }))
+    }
+
+    /// [`cache_descales`](Self::cache_descales) of each [page](Self::pages), `[pages, kv_heads]`; pages have 16 keys or more.
+    pub fn page_descales<'b>(
+        &self,
+        k: &'b TensorBase<impl Storage<Item = f32>, 2>,
+        v: &'b TensorBase<impl Storage<Item = f32>, 2>,
+    ) -> Attention<'b>
+    where
+        'a: 'b,
+    {
+        let of = [k.into(), v.into()];
+        let of_pages = true;
+        self.with(|call| call.tensors.cache_descales = Some(BorrowedDescales { of, of_pages }))
     }
 
     /// Keys and values that all entries of the batch share, before their own: k `[1, kv_heads, keys, dim]` and v

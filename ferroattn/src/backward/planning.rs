@@ -8,7 +8,9 @@ use crate::device::{Device, Facts, plans};
 use crate::empty;
 use crate::error::{Error, Result};
 use crate::forward::{self, Problem};
-use crate::options::{CACHE, FP8, PAGES, PAIRS, PREFIX, expect_best, full, score_shape};
+use crate::options::{
+    CACHE, E4M3_CACHE, FP8, PAGES, PAIRS, PREFIX, expect_best, full, score_shape,
+};
 use crate::plan::{CPU, EMPTY, Plan, Steps};
 use crate::tensor::{Dtype, expect_shape};
 use std::sync::Arc;
@@ -40,6 +42,10 @@ impl Attention<'_> {
             (PAGES, options.pages.is_some() || own.pages.is_some()),
             (PREFIX, options.prefix.is_some() || own.prefix.is_some()),
             (FP8, options.fp8.is_some() || own.fp8.is_some()),
+            (
+                E4M3_CACHE,
+                options.e4m3_cache.is_some() || own.cache_descales.is_some(),
+            ),
         ] {
             if is_on {
                 return Err(Error::ForwardOnly(argument));

@@ -5,13 +5,14 @@ use super::problem::Problem;
 use crate::attention::Attention;
 use crate::device::{Device, Facts, RawStream};
 use crate::error::Result;
-use crate::options::RawOptions;
+use crate::options::{RawE4m3Cache, RawOptions};
 use crate::plan::Plan;
 use crate::run::Allocate;
 use crate::tensor::{
     Dtype, Element, RawTensor, Storage, StorageMut, Tensor, TensorBase, expect_device,
 };
 use crate::workspace::RawWorkspace;
+use float8::F8E4M3;
 
 /// Tensors of a forward pass by address, for [`Attention::forward_raw`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -132,6 +133,74 @@ impl Attention<'_> {
         o: &mut TensorBase<impl StorageMut<Item = T>>,
         lse: &mut TensorBase<impl StorageMut<Item = f32>, 3>,
     ) -> Result<()> {
+        self.forward_tensors(q, k, v, o, lse, RawOptions::default())
+    }
+
+    /// Like [`forward`](Self::forward), with k and v of e4m3: a cache of half as many bytes. Keys and values are its numbers times
+    /// [descales](Self::cache_descales), q and o have 16 bits, or 32 on the CPU.
+    ///
+    /// Rows of k and v are multiples of 16 numbers, up to 256 on a GPU, and start at multiples of 16 bytes. A GPU needs compute
+    /// capability 9.0. The kernels are for few rows of q: a tile of 32 rows reads the keys once. Biases, masks, custom scores, prefixes and
+    /// [`batch_invariant`](Self::batch_invariant) do not go with such a cache, and there are no gradients.
+    ///
+    /// ```
+    /// # fn main() -> ferroattn::Result<()> {
+    /// use ferroattn::{Attention, F8E4M3, Tensor};
+    ///
+    /// let q = Tensor::from_vec([1, 1, 1, 16], vec![0.0_f32; 16])?;
+    /// let cache = [[1.0; 16], [3.0; 16]].concat();
+    /// let cache = cache.into_iter().map(F8E4M3::from_f32).collect();
+    /// let cache = Tensor::from_vec([1, 1, 2, 16], cache)?;
+    /// let descales = Tensor::from_vec([1, 1], vec![0.5_f32])?;
+    /// let attention = Attention::new().cache_descales(&descales, &descales);
+    /// let (o, _) = attention.forward_e4m3_cache(&q, &cache, &cache)?;
+    /// assert_eq!(o.to_vec()?, [1.0; 16]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// The conditions of [`forward`](Self::forward).
+    pub fn forward_e4m3_cache<T: Element>(
+        &self,
+        q: &TensorBase<impl Storage<Item = T>>,
+        k: &TensorBase<impl Storage<Item = F8E4M3>>,
+        v: &TensorBase<impl Storage<Item = F8E4M3>>,
+    ) -> Result<(Tensor<T>, Tensor<f32, 3>)> {
+        let problem = self.problem(q.shape(), k.shape(), v.shape())?;
+        let mut o = Tensor::zeros(&q.device(), problem.o_shape())?;
+        let mut lse = Tensor::zeros(&q.device(), problem.lse_shape())?;
+        self.forward_e4m3_cache_into(q, k, v, &mut o, &mut lse)?;
+        Ok((o, lse))
+    }
+
+    /// Like [`forward_e4m3_cache`](Self::forward_e4m3_cache), into [tensors of the caller](Self::forward_into).
+    ///
+    /// # Errors
+    /// The conditions of [`forward`](Self::forward).
+    pub fn forward_e4m3_cache_into<T: Element>(
+        &self,
+        q: &TensorBase<impl Storage<Item = T>>,
+        k: &TensorBase<impl Storage<Item = F8E4M3>>,
+        v: &TensorBase<impl Storage<Item = F8E4M3>>,
+        o: &mut TensorBase<impl StorageMut<Item = T>>,
+        lse: &mut TensorBase<impl StorageMut<Item = f32>, 3>,
+    ) -> Result<()> {
+        let mut options = RawOptions::default();
+        options.e4m3_cache = Some(RawE4m3Cache::default());
+        self.forward_tensors(q, k, v, o, lse, options)
+    }
+
+    /// The call on tensors, with k and v of the type that `options` say.
+    fn forward_tensors<T: Element, N>(
+        &self,
+        q: &TensorBase<impl Storage<Item = T>>,
+        k: &TensorBase<impl Storage<Item = N>>,
+        v: &TensorBase<impl Storage<Item = N>>,
+        o: &mut TensorBase<impl StorageMut<Item = T>>,
+        lse: &mut TensorBase<impl StorageMut<Item = f32>, 3>,
+        options: RawOptions,
+    ) -> Result<()> {
         let device = q.device();
         expect_device(&device, [("k", k.device()), ("v", v.device())])?;
         expect_device(&device, [("o", o.device()), ("lse", lse.device())])?;
@@ -142,7 +211,7 @@ impl Attention<'_> {
             v: v.as_raw(),
             o: o.as_raw_mut(),
             lse: lse.as_raw_mut(),
-            options: RawOptions::default(),
+            options,
         };
         // SAFETY: a tensor lies inside its own buffer on the device, and the shapes were compared.
         // No other argument borrows the buffer of o or lse, so they overlap nothing. A buffer that is
@@ -191,7 +260,7 @@ impl Attention<'_> {
     /// # Safety
     /// - Every element of the tensors in `args`, by their sizes, and of those that the call borrows, lies in live
     ///   memory of the device, aligned to its type, until the work is done.
-    /// - q, k, v and o hold elements of `dtype`.
+    /// - q, k, v and o hold elements of `dtype`, or k and v bytes where `args` has a cache of e4m3.
     /// - Until then nothing else writes the inputs, or touches o or lse. The memory from the first
     ///   to the last element of o, and of lse, holds no element of the others.
     /// - `stream` is null or a live stream of the device's primary context.

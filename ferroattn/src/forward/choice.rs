@@ -187,7 +187,7 @@ fn obstacle(
         Family::Auxiliary(Auxiliary::Merge(_) | Auxiliary::MergeBackward(_)) => {
             return Some("merges what other kernels find on parts of the keys".to_owned());
         }
-        Family::Auxiliary(Auxiliary::Append(_)) => {
+        Family::Auxiliary(Auxiliary::Append(_) | Auxiliary::AppendE4m3(_)) => {
             return Some("appends keys and values to a cache".to_owned());
         }
         Family::Auxiliary(Auxiliary::Csr) => {
@@ -223,10 +223,14 @@ fn obstacle(
         Some("serves values that are the first part of the keys, in memory too".to_owned())
     } else if forward.is_fp8() && options.fp8.is_none() {
         Some("multiplies e4m3, for calls with fp8".to_owned())
+    } else if forward.reads_e4m3() && options.e4m3_cache.is_none() {
+        Some("reads k and v of e4m3, for calls with e4m3_cache".to_owned())
     } else if let Some(option) = match forward.kind.main_loop {
         Loop::Latent => options::first_of_scores(problem, options),
         Loop::Fp8 | Loop::Fp8TwoLevels => options::first_beside_fp8(problem, options),
+        Loop::DecodeE4m3 => options::first_of_pairs(problem, options),
         _ if options.fp8.is_some() => Some(options::FP8),
+        _ if options.e4m3_cache.is_some() => Some(options::E4M3_CACHE),
         _ if forward.kind.has_pairs() => None,
         _ if forward.kind.mask.has_options() => options::first_of_pairs(problem, options),
         Loop::Decode => options::first_beside_cache(problem, options),

@@ -60,6 +60,14 @@ unsafe fn forward_of<T: Element>(problem: &Problem, args: &RawForward) -> Result
             forward_rounded(problem, &options, &rounded, o, lse);
             return Ok(());
         }
+        if args.options.e4m3_cache.is_some() {
+            let [k, v] = [args.k, args.v].map(|input| input.view::<F8E4M3, _>());
+            let [k, v] = [k, v].map(|numbers| numbers.mapv(|number| number.to_f32()));
+            let q = args.q.view::<T, _>().mapv(T::to_f32);
+            let inputs = [q.view(), k.view(), v.view()];
+            forward_in_f32(problem, &options, inputs, o, lse);
+            return Ok(());
+        }
         let [q, k, v] = inputs.map(|input| input.view::<T, _>());
         match args.options.fp8 {
             None => forward(problem, &options, q, k, v, o, lse),
@@ -77,19 +85,23 @@ fn forward_rounded<T: Element>(
     p: &Problem,
     options: &HostOptions,
     rounded: &Rounded,
+    o: ArrayViewMut4<T>,
+    lse: &mut [f32],
+) {
+    let inputs = [rounded.q.view(), rounded.k.view(), rounded.v.view()];
+    forward_in_f32(&rounded.problem(p), options, inputs, o, lse);
+}
+
+/// [`forward`] of q, k and v in `f32`, with o in another type.
+fn forward_in_f32<T: Element>(
+    p: &Problem,
+    options: &HostOptions,
+    [q, k, v]: [ArrayView4<f32>; 3],
     mut o: ArrayViewMut4<T>,
     lse: &mut [f32],
 ) {
     let mut wide = Array4::<f32>::zeros(o.raw_dim());
-    forward(
-        &rounded.problem(p),
-        options,
-        rounded.q.view(),
-        rounded.k.view(),
-        rounded.v.view(),
-        wide.view_mut(),
-        lse,
-    );
+    forward(p, options, q, k, v, wide.view_mut(), lse);
     o.zip_mut_with(&wide, |o, wide| *o = T::from_f32(*wide));
 }
 
@@ -120,6 +132,7 @@ pub fn forward<T: Element>(
         let q = q.slice(s![batch, head, .., ..]);
         let kv_head = p.kv_head(head);
         let [k, v] = [&k, &v].map(|tensor| all_options.rows_of_keys(p, tensor, [batch, kv_head]));
+        let [k, v] = all_options.descaled(p, [k, v], [batch, kv_head]);
         let tiles = o.par_chunks_mut(BR).zip(lse.par_chunks_mut(BR));
         tiles.enumerate().for_each(|(tile, (o, lse))| {
             let first = tile * BR;

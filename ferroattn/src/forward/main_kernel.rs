@@ -49,6 +49,8 @@ pub struct MainKernel {
     pub map_dim: Option<u32>,
     /// Whether it reads values as the first part of the keys, in boxes of a half of a step.
     pub values_in_keys: bool,
+    /// Whether k and v are of e4m3.
+    pub reads_e4m3: bool,
     /// Whether it multiplies e4m3.
     pub is_fp8: bool,
     /// Whether rows of a warp vote on their maxima, unless [`Switch::Exact`] is on.
@@ -90,13 +92,15 @@ impl From<&'static Kernel> for MainKernel {
                 true => 2,
                 false => forward.memory().map_or(1, |memory| memory.v_chunks()),
             },
-            takes_units: [Kind::DECODE_OPTIONS, Kind::LATENT].contains(&forward.kind),
+            takes_units: [Kind::DECODE_OPTIONS, Kind::DECODE_E4M3, Kind::LATENT]
+                .contains(&forward.kind),
             map_dim: kernel.takes_maps().then_some(forward.dim),
             values_in_keys: forward.is_latent(),
             has_votes: !matches!(
                 forward.kind.main_loop,
                 Loop::Wide | Loop::Latent | Loop::Fp8 | Loop::Fp8TwoLevels
             ),
+            reads_e4m3: forward.reads_e4m3(),
             is_fp8: forward.is_fp8(),
         }
     }

@@ -12,7 +12,7 @@ use crate::spread::Spread;
 use crate::tensor::RawTensor;
 use crate::tensor_map::{has_map, tensor_map};
 use bytemuck::NoUninit;
-use kernels::abi::{Divisor, ForwardParams, Order, PagesRef, Sm90Params, Switch};
+use kernels::abi::{Divisor, E4m3Params, ForwardParams, Order, PagesRef, Sm90Params, Switch};
 use kernels::catalog::select::is_wide;
 use kernels::catalog::{
     self, Auxiliary, Dtype, Family, Forward, Kernel, Kind, Loop, MaskKind, Rows,
@@ -51,6 +51,11 @@ pub(super) fn plan(
         // A block computes one tile.
         Some(dim) if draft.kernel.values_in_keys => draft.launch_by_maps(problem, dim, u32::MAX)?,
         Some(dim) => draft.launch_by_maps(problem, dim, facts.multiprocessors)?,
+        None if draft.kernel.reads_e4m3 => {
+            let cache = args.options.e4m3_cache.unwrap_or_default();
+            let [k, v] = cache.of_kernels();
+            draft.launch(|forward| E4m3Params { forward, k, v })?;
+        }
         None => draft.launch(|params| params)?,
     }
     if splits {

@@ -34,6 +34,9 @@ impl Attention<'_> {
         let pages = pages.map(|[_, most]| most);
         let [of_k, of_v] = read_shapes(q.shape, k.shape, v.shape, has_cache, pages)?;
         let problem = self.problem_of_entries(q.shape, of_k, of_v)?;
+        if self.tensors.cache_descales.is_some() && options.e4m3_cache.is_none() {
+            return Err(Error::Needs("cache_descales", options::E4M3_CACHE));
+        }
         let mut options = options.or(self.tensors.raw(&problem)?);
         if options.e4m3.is_some() {
             options.fp8 = options.fp8.or(Some(Fp8::new()));
@@ -49,6 +52,9 @@ impl Attention<'_> {
         for (argument, tensor) in [("q", q), ("k", k), ("v", v), ("o", o)] {
             tensor.expect_rows(argument, "dim")?;
         }
+        if let Some(cache) = &options.e4m3_cache {
+            cache.validate(&problem, &options, [k, v])?;
+        }
         o.layout().expect_injective("o")?;
         let divided = [
             (self.splits > 1 && options.batch_invariant, INVARIANT),
@@ -59,7 +65,7 @@ impl Attention<'_> {
             return Err(Error::Excluded("splits", other));
         }
         let options = RawOptions {
-            values_in_keys: v.is_first_part_of(k),
+            values_in_keys: v.is_first_part_of(k) && options.e4m3_cache.is_none(),
             ..options
         };
         Ok((problem, RawForward { options, ..*args }))
@@ -138,6 +144,14 @@ impl Attention<'_> {
         match choice::resolve(name, dtype, problem, &args.options, facts)?.zip(facts) {
             None => Ok(Steps::default().finish(CPU, 1)),
             Some((kernel, facts)) => {
+                let args = &match args.options.e4m3_cache {
+                    None => *args,
+                    Some(_) => RawForward {
+                        k: options::in_pairs(args.k),
+                        v: options::in_pairs(args.v),
+                        ..*args
+                    },
+                };
                 let (problem, args) = windowed(problem, args).unwrap_or((*problem, *args));
                 let (problem, args) = folded(&problem, &args).unwrap_or((problem, args));
                 let kernel = suited(kernel, facts, &args);

@@ -37,6 +37,7 @@ pub fn request(dtype: Dtype, problem: &Problem, options: &RawOptions, facts: &Fa
             && options::first_of_scores(problem, options).is_none(),
         fp8: options.fp8.is_some(),
         e4m3: options.e4m3.is_some(),
+        e4m3_cache: options.e4m3_cache.is_some(),
         invariant: options.batch_invariant,
         seqlen_q: problem.seqlen_q as u32,
         group: u32::try_from(problem.group()).unwrap_or(u32::MAX),

@@ -4,6 +4,7 @@ mod blocks;
 mod custom;
 #[cfg(test)]
 mod definition;
+mod e4m3_cache;
 #[cfg(test)]
 mod faults;
 mod fp8;
@@ -31,6 +32,8 @@ mod window;
 pub(crate) use blocks::{Tiles, WARPGROUP_ROWS};
 pub(crate) use custom::BorrowedCustom;
 pub use custom::{CustomArray, CustomKernels, RawArray, RawCustom};
+pub use e4m3_cache::RawE4m3Cache;
+pub(crate) use e4m3_cache::in_pairs;
 pub use fp8::{Fp8, RawE4m3};
 #[cfg(feature = "cpu")]
 pub use head::HostOptions;
@@ -47,7 +50,7 @@ pub use raw::{RawBias, RawMask, RawOptions};
 pub use sequences::{RawSequences, Sequences};
 pub(crate) use sequences::{Sequence, Spaced};
 pub use slopes::alibi_slopes;
-pub(crate) use tensors::{Borrowed, TensorOptions};
+pub(crate) use tensors::{Borrowed, BorrowedDescales, TensorOptions};
 pub use window::{ParseWindowError, Window};
 
 use crate::error::{Error, Result};
@@ -69,12 +72,16 @@ pub(crate) const PAGES: &str = "pages";
 /// The name of calls whose results depend on no neighbours.
 pub(crate) const INVARIANT: &str = "batch_invariant";
 
+/// The name of keys and values of e4m3.
+pub(crate) const E4M3_CACHE: &str = "e4m3_cache";
+
 /// The name of products of e4m3.
 pub(crate) const FP8: &str = "fp8";
 
 /// The first option of a call that plain kernels lack, by name.
 pub(crate) fn first(p: &Problem, tensors: &RawOptions) -> Option<&'static str> {
     let options = [
+        (E4M3_CACHE, tensors.e4m3_cache.is_some()),
         ("dim_v other than dim", p.dim_v != p.dim),
         ("window", p.window != Window::NONE),
         ("softcap", p.softcap.is_some()),

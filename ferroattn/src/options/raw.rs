@@ -2,7 +2,7 @@
 
 use super::custom::RawCustom;
 use super::mask::MaskElement;
-use super::{Fp8, RawE4m3, RawPrefix, RawSequences, Sequences};
+use super::{Fp8, RawE4m3, RawE4m3Cache, RawPrefix, RawSequences, Sequences};
 use crate::error::{Error, Result};
 use crate::forward::Problem;
 use crate::tensor::{Dtype, RawTensor, expect_shape};
@@ -46,6 +46,8 @@ pub struct RawOptions {
     pub fp8: Option<Fp8>,
     /// Of q, k and v that hold e4m3, what multiplies them. The call then is in [FP8](crate::Attention::fp8), and its type is that of o.
     pub e4m3: Option<RawE4m3>,
+    /// Keys and values of [e4m3](crate::Attention::forward_e4m3_cache), with q and o of 16 bits.
+    pub e4m3_cache: Option<RawE4m3Cache>,
     /// A [score or mask of another crate](crate::Attention::custom).
     pub custom: Option<RawCustom>,
     /// A shared [prefix](crate::Attention::prefix).
@@ -209,6 +211,7 @@ impl RawOptions {
             },
             fp8: self.fp8.or(others.fp8),
             e4m3: self.e4m3.or(others.e4m3),
+            e4m3_cache: self.e4m3_cache.map(|cache| cache.or(others.e4m3_cache)),
             custom: self.custom.or(others.custom),
             prefix: self.prefix.or(others.prefix),
             part: self.part,

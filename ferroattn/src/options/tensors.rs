@@ -2,7 +2,7 @@
 
 use super::custom::BorrowedCustom;
 use super::raw::{PAIRS, PAIRS_OF_BITS, full, full_of, score_shape};
-use super::{BorrowedPrefix, Fp8, Part, RawBias, RawMask, RawOptions, Sequences};
+use super::{BorrowedPrefix, Fp8, Part, RawBias, RawE4m3Cache, RawMask, RawOptions, Sequences};
 use crate::device::Device;
 use crate::error::Result;
 use crate::forward::Problem;
@@ -34,8 +34,29 @@ pub(crate) struct TensorOptions<'a> {
     pub fp8: Option<Fp8>,
     /// Of inputs of e4m3, what multiplies q, k and v.
     pub descales: Option<[Borrowed<'a, 2>; 3]>,
+    /// Of a cache of e4m3.
+    pub cache_descales: Option<BorrowedDescales<'a>>,
     pub custom: Option<BorrowedCustom<'a>>,
     pub prefix: Option<BorrowedPrefix<'a>>,
+}
+
+/// Descales of a cache of e4m3.
+#[derive(Clone, Debug)]
+pub(crate) struct BorrowedDescales<'a> {
+    /// Of k and of v, `[batch or pages, kv_heads]`.
+    pub of: [Borrowed<'a, 2>; 2],
+    pub of_pages: bool,
+}
+
+impl BorrowedDescales<'_> {
+    pub fn raw(&self) -> RawE4m3Cache {
+        let [k, v] = &self.of;
+        RawE4m3Cache {
+            k: Some(k.raw),
+            v: Some(v.raw),
+            of_pages: self.of_pages,
+        }
+    }
 }
 
 /// A borrowed tensor of any elements.
@@ -120,6 +141,13 @@ impl TensorOptions<'_> {
         let given = given.filter_map(|(argument, found)| Some((argument, found?.clone())));
         let custom = self.custom.iter().flat_map(BorrowedCustom::devices);
         expect_device(device, given.chain(custom.map(|found| ("custom", found))))?;
+        let descales = self.cache_descales.iter();
+        let descales = descales.flat_map(|descales| &descales.of);
+        let descales = ["k_descales", "v_descales"].into_iter().zip(descales);
+        expect_device(
+            device,
+            descales.map(|(argument, found)| (argument, found.device.clone())),
+        )?;
         let prefix = self.prefix.iter().flat_map(BorrowedPrefix::devices);
         expect_device(
             device,
@@ -174,6 +202,7 @@ impl TensorOptions<'_> {
             split_keys: self.split_keys,
             fp8: self.fp8,
             e4m3: None,
+            e4m3_cache: self.cache_descales.as_ref().map(BorrowedDescales::raw),
             custom: self.custom.as_ref().map(BorrowedCustom::raw).transpose()?,
             prefix: self.prefix.as_ref().map(BorrowedPrefix::raw),
             part: Part::default(),

@@ -5,7 +5,7 @@
 #![feature(abi_ptx, asm_experimental_arch)]
 
 use kernels::abi::{
-    AppendParams, BackwardParams, BlockMapParams, BulkCopyParams, CsrParams, ForwardParams, Fp8Params, GemmParams,
+    AppendE4m3Params, AppendParams, BackwardParams, BlockMapParams, BulkCopyParams, CsrParams, E4m3Params, ForwardParams, Fp8Params, GemmParams,
     HopperGemmParams, MergeBackwardParams, MergeParams, PackParams, PrepareParams, RangesParams,
     RoundRowsParams, RoundValuesParams,
     Sm90BackwardParams, Sm90Params, SpreadParams,

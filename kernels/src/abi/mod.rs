@@ -15,6 +15,7 @@
 //! | `event` | points in the work of its roles |
 //! | `block_map` | arguments of the kernel that finds which blocks of keys a boolean mask shows |
 //! | `bulk_copy` | arguments of the bulk copy |
+//! | `e4m3` | arguments of the kernels that read and write a cache of e4m3 |
 //! | `divide` | division by a number known before the launch |
 //! | `options` | what a call asks for beside q, k and v |
 //! | `order` | which block of a grid takes which tile |
@@ -28,6 +29,7 @@ mod block_map;
 mod bulk_copy;
 mod csr;
 mod divide;
+mod e4m3;
 mod event;
 mod forward;
 mod fp8;
@@ -49,6 +51,7 @@ pub use block_map::{BlockMapParams, BlockMapRef, Coverage};
 pub use bulk_copy::{BULK_BYTES, BulkCopyParams};
 pub use csr::CsrParams;
 pub use divide::Divisor;
+pub use e4m3::{AppendE4m3Params, DescalesRef, E4m3Params};
 pub use event::Event;
 pub use forward::{ForwardParams, MAX_SEQLEN};
 pub use fp8::{DescaleRef, FP8_BLOCK, Fp8Params, RoundRowsParams, RoundValuesParams};

@@ -15,6 +15,8 @@ pub enum Auxiliary {
     MergeBackward(Dtype),
     /// New keys and values of this type, copied to a cache.
     Append(Dtype),
+    /// Those rounded to e4m3, to a cache of it.
+    AppendE4m3(Dtype),
     /// Pages in the CSR form, copied to a table.
     Csr,
     /// Copies of inputs whose rows are not [aligned](crate::abi::TensorRef::is_aligned).
@@ -67,6 +69,7 @@ impl Auxiliary {
             | Auxiliary::Merge(dtype)
             | Auxiliary::MergeBackward(dtype)
             | Auxiliary::Append(dtype)
+            | Auxiliary::AppendE4m3(dtype)
             | Auxiliary::RoundRows(dtype)
             | Auxiliary::Moments(dtype)
             | Auxiliary::RoundValues(dtype) => Some(dtype),
@@ -95,6 +98,9 @@ impl Auxiliary {
                 ("merge_backward", "MergeBackwardParams", "attention::auxiliary::merge", generic! { merge_backward: W = w })
             }
             Auxiliary::Append(_) => ("append", "AppendParams", "attention::auxiliary::append", generic! { append: W = w }),
+            Auxiliary::AppendE4m3(_) => {
+                ("append_e4m3", "AppendE4m3Params", "attention::auxiliary::append", generic! { append_e4m3: W = w })
+            }
             Auxiliary::Csr => ("csr", "CsrParams", "attention::auxiliary::csr", generic! { csr: W = w, PAGES = Self::CSR_PAGES }),
             Auxiliary::Pack => ("pack", "PackParams", "attention::auxiliary::pack", generic! { pack: W = w, BR = Self::PACK_ROWS }),
             Auxiliary::Unpack => {
@@ -129,14 +135,15 @@ impl Auxiliary {
 /// All kernels but the bulk copy.
 pub(super) fn all() -> impl Iterator<Item = Auxiliary> {
     use Auxiliary::{
-        Append, Blocks, Combine, Csr, Gather, Merge, MergeBackward, Moments, Pack, Ranges,
-        RoundRows, RoundValues, ScaleRows, Spread, TransposeValues, Unpack,
+        Append, AppendE4m3, Blocks, Combine, Csr, Gather, Merge, MergeBackward, Moments, Pack,
+        Ranges, RoundRows, RoundValues, ScaleRows, Spread, TransposeValues, Unpack,
     };
     let of_types = [
         Combine,
         Merge,
         MergeBackward,
         Append,
+        AppendE4m3,
         RoundRows,
         Moments,
         RoundValues,
@@ -168,7 +175,7 @@ impl Spec for Auxiliary {
     fn features(&self) -> &'static [Feature] {
         match self {
             Auxiliary::BulkCopy => &[Feature::BulkCopies],
-            Auxiliary::Moments(_) => &[Feature::Fp8],
+            Auxiliary::AppendE4m3(_) | Auxiliary::Moments(_) => &[Feature::Fp8],
             _ if self.rounds_rows() || self.rounds_values() => &[Feature::Fp8],
             _ => &[],
         }

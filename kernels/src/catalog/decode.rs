@@ -3,6 +3,7 @@
 use super::class::Class;
 use super::kind::MaskKind;
 use super::tile::{Tile, Tiles};
+use crate::layout::element::BYTES;
 
 /// The tables for a class's devices.
 pub(super) fn tables(mask: MaskKind, class: Class) -> &'static [Tiles] {
@@ -45,6 +46,26 @@ const SM90: Tiles = &[
 /// Tiles with options, where spans and rows' places take more registers than four blocks leave.
 const OPTIONS: Tiles = &[(64, own(48, 4, 2, 3))];
 
+/// A tile of two warps with 16 rows each, for a cache of e4m3.
+const fn of_e4m3(keys: u32, stages: u32, q_slices: u32, blocks_per_sm: u32) -> Tile {
+    Tile {
+        q_slices,
+        blocks_per_sm,
+        ..Tile::new(32, keys, 2, stages)
+    }
+}
+
+/// A cache of e4m3, on Hopper. Numbers become elements of 16 bits by half the instructions of a step, so more blocks have fewer
+/// warps: those with rows lie on more of a multiprocessor's schedulers. Four blocks leave a thread 255 registers, with more of them a
+/// scheduler has three warps. 128 to 144 KB are on their way.
+///
+/// A row of a shared tile has at least four chunks, which is 64 numbers.
+pub(super) const E4M3: Tiles = &[
+    (64, of_e4m3(64, 5, 4, 4)),
+    (128, of_e4m3(48, 4, 0, 4)),
+    (256, of_e4m3(16, 5, 0, 4)),
+];
+
 /// An A100's multiprocessor gets half the bytes a second of an H200's, so two blocks are enough: the
 /// tiles of `sm_90` up to D = 128. Above 128 less is on its way: 72 and 64 KB.
 const SM80: Tiles = &[(192, own(16, 4, 12, 2)), (256, own(16, 3, 0, 2))];
@@ -57,3 +78,8 @@ const SM86: Tiles = &[
     (128, own(16, 4, 8, 2)),
     (192, own(16, 2, 12, 2)),
 ];
+
+/// Shared memory of a block with a cache of e4m3: the Q tile, and K and V for each stage.
+pub(super) const fn e4m3_bytes(tile: &Tile, dim: u32) -> u32 {
+    (BYTES * tile.q_rows + tile.stages * 2 * tile.keys) * dim
+}

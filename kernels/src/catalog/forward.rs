@@ -5,8 +5,8 @@ use super::hopper::Roles;
 use super::kind::{Kind, Loop, Rows};
 use super::tile::{Tile, dims};
 use super::{
-    Code, Dtype, Feature, Generic, Instance, Launch, Spec, distinct, fp8, hopper, latent, sm80,
-    wide,
+    Code, Dtype, Feature, Generic, Instance, Launch, Spec, decode, distinct, fp8, hopper, latent,
+    sm80, wide,
 };
 use crate::generic;
 use crate::layout::element::K;
@@ -61,6 +61,11 @@ impl Forward {
         self.kind.main_loop == Loop::Latent
     }
 
+    /// Whether it decodes with a cache of e4m3.
+    pub fn reads_e4m3(&self) -> bool {
+        self.kind.main_loop == Loop::DecodeE4m3
+    }
+
     /// Whether it multiplies e4m3.
     pub fn is_fp8(&self) -> bool {
         matches!(self.kind.main_loop, Loop::Fp8 | Loop::Fp8TwoLevels)
@@ -96,6 +101,9 @@ impl Forward {
                 generic! { team: W = w, T = t, MT = mt, DT = dt, OT = ot, KT = kt, NT = nt, QT = qt }
             }
             Loop::Decode => generic! { decode: W = w, DT = dt, NT = kt, QT = qt, S = s },
+            Loop::DecodeE4m3 => {
+                generic! { decode_e4m3: W = w, DT = dt, KT = dt / 2, NT = kt, QT = qt, S = s }
+            }
             Loop::Wide => {
                 let vt = kt / tile.v_slices;
                 generic! { wide: W = w, T = t, DT = dt, OT = ot, KT = kt, VT = vt, RUN = vt.min(2), S = s }
@@ -162,6 +170,7 @@ impl Spec for Forward {
             Loop::Hopper | Loop::Latent | Loop::Fp8 | Loop::Fp8TwoLevels => {
                 &[Feature::TensorMaps, Feature::Wgmma]
             }
+            Loop::DecodeE4m3 => &[Feature::Fp8],
             _ => &[],
         }
     }
@@ -173,6 +182,7 @@ impl Spec for Forward {
             Loop::Hopper => hopper::shared_bytes(&tile, dim),
             Loop::Latent => LatentMemory::new(0).bytes(),
             kind @ (Loop::Fp8 | Loop::Fp8TwoLevels) => fp8::memory(kind, &tile, dim).bytes(),
+            Loop::DecodeE4m3 => decode::e4m3_bytes(&tile, dim),
             Loop::Sm80 | Loop::Decode => tile.shared_bytes(dim),
         };
         Launch::new(tile.warps, tile.blocks_per_sm, shared_bytes)
@@ -198,6 +208,7 @@ impl Spec for Forward {
             Loop::Hopper => ("Sm90Params", &types[..]),
             Loop::Latent => ("Sm90Params", &types[..3]),
             Loop::Fp8 | Loop::Fp8TwoLevels => ("Fp8Params", &fp8_types[..]),
+            Loop::DecodeE4m3 => ("E4m3Params", &types[..2]),
             _ => ("ForwardParams", &types[..3]),
         };
         let kernel = (params, "attention::forward");
@@ -288,7 +299,7 @@ mod tests {
                         && roles.given < at_launch
                         && at_launch < roles.taken
                 }
-                Loop::Decode => tile.stages >= 2 && rows == 16,
+                Loop::Decode | Loop::DecodeE4m3 => tile.stages >= 2 && rows == 16,
                 Loop::Wide => {
                     let is_shared = rows * tile.team == 32 && keys == 32;
                     // A slice is on its way while another is in use, at most so many windows ahead of the last.
@@ -314,9 +325,14 @@ mod tests {
                 Loop::Sm80 => tile.stages == if tile.team == 1 { 2 } else { 1 },
             };
             assert!(suits, "{kernel:?}");
-            if matches!(kernel.kind.main_loop, Loop::Decode | Loop::Sm80) {
+            if matches!(
+                kernel.kind.main_loop,
+                Loop::Decode | Loop::DecodeE4m3 | Loop::Sm80
+            ) {
                 let share = Share::new(0, kernel.threads(), dim / 8);
-                assert_eq!(tile.keys % share.rows_per_step, 0, "{kernel:?}");
+                let halves = if kernel.reads_e4m3() { 2 } else { 1 };
+                let of_keys = Share::new(0, kernel.threads(), dim / 8 / halves);
+                assert_eq!(tile.keys % of_keys.rows_per_step, 0, "{kernel:?}");
                 assert_eq!(tile.q_rows % share.rows_per_step, 0, "{kernel:?}");
             }
         }

@@ -23,6 +23,8 @@ pub enum Loop {
     Sm80,
     /// For few rows on many keys.
     Decode,
+    /// For few rows on many keys of e4m3.
+    DecodeE4m3,
     /// For head dims above 256.
     Wide,
     /// By the instructions of Hopper.
@@ -102,7 +104,7 @@ impl MaskKind {
 
 impl Kind {
     /// All kinds; a [module](super::Spec::module) has the kinds that stand together.
-    pub(super) const ALL: [&[Self]; 13] = [
+    pub(super) const ALL: [&[Self]; 14] = [
         &Kind::with_masks(Loop::Sm80),
         &[Kind::of_group(Loop::Sm80)],
         &[Kind::of_group(Loop::Decode)],
@@ -116,12 +118,19 @@ impl Kind {
         &[Kind::LATENT],
         &Kind::with_masks(Loop::Fp8),
         &Kind::with_masks(Loop::Fp8TwoLevels),
+        &[Kind::DECODE_E4M3],
     ];
 
     /// Few rows on many keys, with options.
     pub const DECODE_OPTIONS: Self = Kind {
         mask: MaskKind::Options,
         ..Kind::of_group(Loop::Decode)
+    };
+
+    /// Few rows on many keys of e4m3, with options.
+    pub const DECODE_E4M3: Self = Kind {
+        main_loop: Loop::DecodeE4m3,
+        ..Self::DECODE_OPTIONS
     };
 
     /// Values that are the first part of the keys, with options that do not change scores.
@@ -185,6 +194,7 @@ impl Kind {
             (Loop::Wide, _, true) => "wide_optional",
             (Loop::Decode, _, false) => "decode",
             (Loop::Decode, _, true) => "decode_optional",
+            (Loop::DecodeE4m3, _, _) => "decode_e4m3",
             (Loop::Latent, _, _) => "latent",
             (Loop::Fp8, _, _) => "fp8",
             (Loop::Fp8TwoLevels, _, _) => "fp8_two_levels",
@@ -196,6 +206,7 @@ impl Kind {
         match self.main_loop {
             Loop::Sm80 => sm80::tables(self.rows, self.mask, class),
             Loop::Decode => decode::tables(self.mask, class),
+            Loop::DecodeE4m3 => &[decode::E4M3],
             // With options the tiles that fit all classes.
             Loop::Wide if self.mask.has_options() => wide::tables(Class::Sm86),
             Loop::Wide => wide::tables(class),

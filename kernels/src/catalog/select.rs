@@ -30,6 +30,8 @@ pub struct Request {
     pub fp8: bool,
     /// Whether inputs are e4m3 already, and values keep their mean.
     pub e4m3: bool,
+    /// Whether k and v are of e4m3.
+    pub e4m3_cache: bool,
     /// Whether one kernel serves all numbers of queries, of options and head dims like these.
     pub invariant: bool,
     /// Queries per head.
@@ -81,6 +83,9 @@ fn best(request: &Request) -> Option<Forward> {
             false => Loop::Fp8,
         };
         return of_head(main_loop, MaskKind::of(request.causal));
+    }
+    if request.e4m3_cache {
+        return of(Kind::DECODE_E4M3);
     }
     let rows = u64::from(request.seqlen_q) * u64::from(request.group);
     if request.values_in_keys
@@ -158,6 +163,7 @@ mod tests {
             values_in_keys: false,
             fp8: false,
             e4m3: false,
+            e4m3_cache: false,
             invariant: false,
             seqlen_q,
             group,
@@ -413,6 +419,31 @@ mod tests {
             assert_eq!(
                 select(&Request {
                     dim: 264,
+                    ..request
+                }),
+                None
+            );
+        }
+    }
+
+    /// A cache of e4m3 has kernels on Hopper, which decode any number of rows.
+    #[test]
+    fn a_cache_of_e4m3_has_its_kernels() {
+        for (dim, seqlen_q, expected) in [
+            (16, 1, "decode_e4m3_f16_d64"),
+            (96, 1, "decode_e4m3_f16_d128"),
+            (256, 4096, "decode_e4m3_f16_d256"),
+        ] {
+            let request = Request {
+                e4m3_cache: true,
+                optional: true,
+                ..request(dim, seqlen_q, 4)
+            };
+            assert_eq!(name(request), expected);
+            assert_eq!(select(&older(request)), None);
+            assert_eq!(
+                select(&Request {
+                    dim: 272,
                     ..request
                 }),
                 None

@@ -29,7 +29,7 @@ pairs! {
 /// Defines modules of a type: its constants and how it widens. `one` and the others name the constants for who
 /// replaces them in the PTX.
 macro_rules! types {
-    ($($(#[$doc:meta])* $name:ident: $exponents:literal, $lsbs:literal, $one:literal, $widen:literal;)*) => {$(
+    ($($(#[$doc:meta])* $name:ident: $exponents:literal, $lsbs:literal, $one:literal, $widen:literal, $of_f16:literal;)*) => {$(
         $(#[$doc])*
         pub mod $name {
             use super::asm;
@@ -50,6 +50,12 @@ macro_rules! types {
             }
 
             arithmetic! {
+                /// The two numbers of e4m3 in the low half.
+                of_low_e4m3(bytes: u32 in reg32) -> u32 = types!(@ of_e4m3 "low", $of_f16);
+
+                /// The two numbers of e4m3 in the high half.
+                of_high_e4m3(bytes: u32 in reg32) -> u32 = types!(@ of_e4m3 "high", $of_f16);
+
                 /// The number that `bits` stand for.
                 widen(bits: u16 in reg16) -> f32 = concat!(
                     "{{ .reg .b16 zero, half; .reg .b32 wide; mov.b16 zero, 0; mov.b16 half, {1}; ",
@@ -58,6 +64,12 @@ macro_rules! types {
             }
         }
     )*};
+    (@ of_e4m3 $half:literal, $of_f16:literal) => {
+        concat!(
+            "{{ .reg .b16 low, high; .reg .b32 halves, pair; .reg .f32 lo, hi; mov.b32 {{low, high}}, {1}; ",
+            "cvt.rn.f16x2.e4m3x2 halves, ", $half, "; ", $of_f16, "; mov.b32 {0}, pair; }}"
+        )
+    };
     (@ $(#[$doc:meta])* $function:ident = $name:literal $value:literal;) => {
         $(#[$doc])*
         #[inline(always)]
@@ -86,6 +98,8 @@ arithmetic! {
 
     /// Two numbers of e4m3 as f16, exactly; the lower byte's in the low half.
     f16_of_e4m3(pair: u16 in reg16) -> u32 = "cvt.rn.f16x2.e4m3x2 {}, {};";
+    /// The bytes 0, 2, 1 and 3.
+    even_bytes_first(bytes: u32 in reg32) -> u32 = "prmt.b32 {}, {}, 0, 0x3120;";
 
     /// The f16 that `bits` stand for, in kernels of any type.
     any_f16(bits: u16 in reg16) -> f32 = "cvt.f32.f16 {}, {};";
@@ -93,8 +107,9 @@ arithmetic! {
 
 types! {
     /// IEEE binary16.
-    f16: "0x7c007c00", "0x04000400", "0x3c00", "cvt.f32.f16 wide, half";
+    f16: "0x7c007c00", "0x04000400", "0x3c00", "cvt.f32.f16 wide, half", "mov.b32 pair, halves";
 
     /// bfloat16: an f32 without its low half.
-    bf16: "0x7f807f80", "0x00800080", "0x3f80", "mov.b32 wide, {{zero, half}}";
+    bf16: "0x7f807f80", "0x00800080", "0x3f80", "mov.b32 wide, {{zero, half}}",
+        "mov.b32 {{low, high}}, halves; cvt.f32.f16 lo, low; cvt.f32.f16 hi, high; cvt.rn.bf16x2.f32 pair, hi, lo";
 }

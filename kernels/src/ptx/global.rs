@@ -95,6 +95,9 @@ stores! {
     u64 in reg64, "# Safety
 `address` is a multiple of the value's bytes, which are writable by this thread alone.";
 
+    /// Writes the low byte.
+    store_u8 = "st.global.u8 [{}], {};" (a: u16 in reg16);
+
     /// Writes 2 bytes.
     store_u16 = "st.global.b16 [{}], {};" (a: u16 in reg16);
 

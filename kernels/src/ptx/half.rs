@@ -2,7 +2,42 @@
 
 use core::arch::asm;
 
+/// Constants, which the compiler must not see: those of [`convert`](super::convert) are other ones in bf16.
+macro_rules! constants {
+    ($($(#[$doc:meta])* $name:ident = $value:literal;)*) => {$(
+        $(#[$doc])*
+        #[inline(always)]
+        pub fn $name() -> u32 {
+            let value: u32;
+            // SAFETY: a constant.
+            unsafe {
+                asm!(concat!("mov.b32 {}, ", $value, "; /* f16 */"), out(reg32) value, options(pure, nomem, nostack));
+            }
+            value
+        }
+    )*};
+}
+
+constants! {
+    /// Exponent bits, in both halves of a register.
+    exponents = "0x7c007c00";
+
+    /// Lowest exponent bit, in both halves of a register.
+    exponent_lsbs = "0x04000400";
+
+    /// The bits of 1.
+    one = "0x3c00";
+}
+
 arithmetic! {
+    /// The two numbers of e4m3 in the low half.
+    of_low_e4m3(bytes: u32 in reg32) -> u32 =
+        "{{ .reg .b16 low, high; mov.b32 {{low, high}}, {1}; cvt.rn.f16x2.e4m3x2 {0}, low; }} /* f16 */";
+
+    /// The two numbers of e4m3 in the high half.
+    of_high_e4m3(bytes: u32 in reg32) -> u32 =
+        "{{ .reg .b16 low, high; mov.b32 {{low, high}}, {1}; cvt.rn.f16x2.e4m3x2 {0}, high; }} /* f16 */";
+
     /// `lo` and `hi`, rounded to nearest even, `lo` in the low half.
     pack(lo: f32 in reg32, hi: f32 in reg32) -> u32 = "cvt.rn.f16x2.f32 {0}, {2}, {1}; /* f16 */";
 

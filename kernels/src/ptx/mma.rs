@@ -7,7 +7,7 @@ use core::arch::asm;
 
 /// Defines functions by the types of the instruction, with the registers of `D` and their text.
 macro_rules! m16n8k16 {
-    ($($(#[$doc:meta])* $name:ident = $types:literal [$($i:literal)+: $type:ident; $count:literal] $d:literal;)*) => {$(
+    ($($(#[$doc:meta])* $name:ident = $types:literal [$($i:literal)+: $type:ident; $count:literal] $d:literal $($mark:literal)?;)*) => {$(
         $(#[$doc])*
         ///
         /// # Safety
@@ -18,7 +18,7 @@ macro_rules! m16n8k16 {
             unsafe {
                 asm!(
                     concat!("mma.sync.aligned.m16n8k16.row.col.", $types,
-                        " ", $d, ", {{{a0}, {a1}, {a2}, {a3}}}, {{{b0}, {b1}}}, ", $d, ";"),
+                        " ", $d, ", {{{a0}, {a1}, {a2}, {a3}}}, {{{b0}, {b1}}}, ", $d, ";" $(, $mark)?),
                     $(inout(reg32) d[$i],)+
                     a0 = in(reg32) a[0], a1 = in(reg32) a[1], a2 = in(reg32) a[2], a3 = in(reg32) a[3],
                     b0 = in(reg32) b[0], b1 = in(reg32) b[1],
@@ -33,6 +33,9 @@ macro_rules! m16n8k16 {
 m16n8k16! {
     /// `a * b + d` with f16 operands.
     f16 = "f32.f16.f16.f32" [0 1 2 3: f32; 4] "{{{0}, {1}, {2}, {3}}}";
+
+    /// [`f16`], in kernels of any type (`half.rs`).
+    any_f16 = "f32.f16.f16.f32" [0 1 2 3: f32; 4] "{{{0}, {1}, {2}, {3}}}" " /* f16 */";
 
     /// `a * b + d` with bf16 operands.
     bf16 = "f32.bf16.bf16.f32" [0 1 2 3: f32; 4] "{{{0}, {1}, {2}, {3}}}";

@@ -5,7 +5,7 @@
 use std::fmt;
 
 /// Texts of f16 kernels and what bf16 has in their place: instructions of `kernels/src/ptx`.
-pub const INSTRUCTIONS: [(&str, &str); 7] = [
+pub const INSTRUCTIONS: [(&str, &str); 8] = [
     // Products by mma.sync and wgmma.
     (".f32.f16.f16", ".f32.bf16.bf16"),
     ("cvt.rn.f16x2.f32", "cvt.rn.bf16x2.f32"),
@@ -21,6 +21,10 @@ pub const INSTRUCTIONS: [(&str, &str); 7] = [
     ),
     ("mov.b32 one, 0x3c00", "mov.b32 one, 0x3f80"),
     ("cvt.f32.f16 wide, half", "mov.b32 wide, {zero, half}"),
+    (
+        "mov.b32 pair, halves",
+        "mov.b32 {low, high}, halves; cvt.f32.f16 lo, low; cvt.f32.f16 hi, high; cvt.rn.bf16x2.f32 pair, hi, lo",
+    ),
 ];
 
 /// The mark of instructions of f16 that kernels of both types have (`ptx/half.rs`).

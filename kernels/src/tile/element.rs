@@ -4,7 +4,7 @@
 //! compiler must not see a constant of a type: it comes out of an instruction, too.
 
 use crate::layout::element;
-use crate::ptx::{convert, math, mma};
+use crate::ptx::{convert, half, math, mma};
 
 /// A 16-bit floating-point type of the tensor cores. Values travel as bits, two to a register.
 pub trait Element {
@@ -27,6 +27,9 @@ pub trait Element {
     /// The number that `bits` stand for.
     fn widen(bits: u16) -> f32;
 
+    /// Four numbers of e4m3, in pairs.
+    fn of_e4m3(bytes: u32) -> [u32; 2];
+
     /// Rounds two f32 to nearest even; `lo` goes to the low half.
     fn pack(lo: f32, hi: f32) -> u32;
 
@@ -44,6 +47,7 @@ pub trait Element {
 macro_rules! elements {
     ($($(#[$doc:meta])* $name:ident: $type:ident, $pack:ident, $fma:ident, bf16 = $is_bf16:literal;)*) => {$(
         $(#[$doc])*
+        #[derive(Clone, Copy)]
         pub struct $name;
 
         impl Element for $name {
@@ -67,6 +71,11 @@ macro_rules! elements {
             #[inline(always)]
             fn widen(bits: u16) -> f32 {
                 convert::$type::widen(bits)
+            }
+
+            #[inline(always)]
+            fn of_e4m3(bytes: u32) -> [u32; 2] {
+                [convert::$type::of_low_e4m3(bytes), convert::$type::of_high_e4m3(bytes)]
             }
 
             #[inline(always)]
@@ -94,4 +103,52 @@ elements! {
 
     /// bfloat16.
     Bf16: bf16, bf16x2, fma_bf16x2, bf16 = true;
+}
+
+/// IEEE binary16 in kernels of any type.
+pub struct Half;
+
+impl Element for Half {
+    const IS_BF16: bool = false;
+
+    #[inline(always)]
+    fn exponents() -> u32 {
+        half::exponents()
+    }
+
+    #[inline(always)]
+    fn exponent_lsbs() -> u32 {
+        half::exponent_lsbs()
+    }
+
+    #[inline(always)]
+    fn one() -> u32 {
+        half::one()
+    }
+
+    #[inline(always)]
+    fn widen(bits: u16) -> f32 {
+        convert::any_f16(bits)
+    }
+
+    #[inline(always)]
+    fn of_e4m3(bytes: u32) -> [u32; 2] {
+        [half::of_low_e4m3(bytes), half::of_high_e4m3(bytes)]
+    }
+
+    #[inline(always)]
+    fn pack(lo: f32, hi: f32) -> u32 {
+        half::pack(lo, hi)
+    }
+
+    #[inline(always)]
+    fn add_zero_times(sum: u32, pair: u32) -> u32 {
+        half::fma(pair, 0, sum)
+    }
+
+    #[inline(always)]
+    unsafe fn mma(d: [f32; 4], a: [u32; 4], b: [u32; 2]) -> [f32; 4] {
+        // SAFETY: convergence is the caller's promise.
+        unsafe { mma::any_f16(d, a, b) }
+    }
 }

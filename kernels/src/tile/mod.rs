@@ -6,6 +6,7 @@
 //! | `register` | a 16x16 tile in the registers of a warp |
 //! | [`whole`] | operations on all tiles of a warp at once |
 //! | `shared` | a tile in shared memory |
+//! | `numbers` | the numbers of K and V in shared memory |
 //! | `copy` | copies between global and shared memory |
 //! | `pipeline` | a stream of tiles through a few buffers |
 //! | `product` | the two products of attention |
@@ -17,6 +18,7 @@ mod accumulate;
 mod copy;
 mod element;
 pub mod fp8;
+mod numbers;
 mod pipeline;
 mod product;
 mod register;
@@ -28,7 +30,8 @@ pub mod whole;
 
 pub use accumulate::{Accumulate, HalfAccumulator};
 pub use copy::Copier;
-pub use element::{Bf16, Element, F16};
+pub use element::{Bf16, Element, F16, Half};
+pub use numbers::{E4m3, Numbers, Pairs};
 pub use pipeline::{CpAsync, Pipeline};
 pub use product::{multiply, multiply_transposed};
 pub use register::{Accumulator, Operand};

@@ -3,6 +3,7 @@
 use super::Element;
 use crate::layout::fragment;
 use crate::layout::interval::Interval;
+use crate::ptx::math;
 
 /// A 16x16 tile of f32: [`fragment::accumulator`] says which element a lane's `[i]` is.
 ///
@@ -37,6 +38,14 @@ impl Accumulator {
     pub fn add(&mut self, other: Accumulator) {
         for i in 0..8 {
             self.0[i] += other.0[i];
+        }
+    }
+
+    /// Adds another tile times a factor.
+    #[inline(always)]
+    pub fn add_times(&mut self, other: Accumulator, factor: f32) {
+        for i in 0..8 {
+            self.0[i] = math::fma(other.0[i], factor, self.0[i]);
         }
     }
 

@@ -1,6 +1,6 @@
 //! A tile in shared memory.
 
-use super::Operand;
+use super::{Operand, Pairs};
 use crate::layout::element::{BYTES, CHUNK};
 use crate::layout::{fragment, swizzle::Swizzle};
 use crate::ptx::{ldmatrix, shared, special};
@@ -173,12 +173,50 @@ impl<const DT: usize, A: Arrangement> SharedTile<DT, A> {
     /// No other lane uses these elements.
     #[inline(always)]
     pub unsafe fn set(self, lane: u32, row16: usize, d16: usize, operand: Operand) {
+        // SAFETY: the caller's promise.
+        unsafe { self.set_pairs(lane, row16, d16, operand, Pairs::OF_OPERANDS) }
+    }
+
+    /// [`set`](Self::set) of an operand whose lanes have other pairs of columns.
+    ///
+    /// # Safety
+    /// The conditions of [`set`](Self::set).
+    #[inline(always)]
+    pub unsafe fn set_pairs(
+        self,
+        lane: u32,
+        row16: usize,
+        d16: usize,
+        operand: Operand,
+        pairs: Pairs,
+    ) {
         for r in 0..4 {
-            let (row, column) = fragment::operand_a(lane, r as u32);
-            let chunk = self.chunk(16 * row16 as u32 + row, 2 * d16 as u32 + column / CHUNK);
             // SAFETY: the address lies in the tile; the rest is the caller's promise.
-            unsafe { shared::store_u32(chunk + BYTES * (column % CHUNK), operand.0[r]) }
+            unsafe { shared::store_u32(self.pair(lane, row16, d16, r, pairs), operand.0[r]) }
         }
+    }
+
+    /// Reads what [`set_pairs`](Self::set_pairs) writes.
+    ///
+    /// # Safety
+    /// The tile is written and visible.
+    #[inline(always)]
+    pub unsafe fn get_pairs(self, lane: u32, row16: usize, d16: usize, pairs: Pairs) -> Operand {
+        let mut operand = [0; 4];
+        for r in 0..4 {
+            // SAFETY: the address lies in the tile; the rest is the caller's promise.
+            operand[r] = unsafe { shared::load_u32(self.pair(lane, row16, d16, r, pairs)) };
+        }
+        Operand(operand)
+    }
+
+    /// Address of a pair of elements, which register `r` of a lane's operand has.
+    #[inline(always)]
+    fn pair(self, lane: u32, row16: usize, d16: usize, r: usize, pairs: Pairs) -> u32 {
+        let row = fragment::operand_a(lane, r as u32).0;
+        let column = pairs.lane * (lane % 4) + pairs.half * (r as u32 / 2);
+        let chunk = self.chunk(16 * row16 as u32 + row, 2 * d16 as u32 + column / CHUNK);
+        chunk + BYTES * (column % CHUNK)
     }
 
     /// The 16x16 tiles of the first `16 * MT` rows, from slice `first` of the columns on, as A operands.

@@ -11,7 +11,7 @@ use crate::forward::Problem;
 use crate::options::pages::{expect_pages, keys_of_entry};
 use crate::options::{Fp8, PREFIX, RawOptions, Sequences};
 use crate::tensor::{Element, RawTensor};
-use ndarray::{Array2, ArrayView2, ArrayView4, CowArray, Ix2, s};
+use ndarray::{Array2, ArrayView2, ArrayView4, ArrayViewMut2, CowArray, Ix2, s};
 use std::borrow::Cow;
 use std::marker::PhantomData;
 
@@ -137,6 +137,41 @@ impl HostOptions<'_> {
             rows.slice_mut(s![first..first + count, ..]).assign(&read);
         }
         rows.into()
+    }
+
+    /// The rows of k and v of a head, of which those of a cache of e4m3 are multiplied by their descales.
+    pub(crate) fn descaled<'t, T: Element>(
+        &self,
+        p: &Problem,
+        rows: [CowArray<'t, T, Ix2>; 2],
+        [batch, head]: [usize; 2],
+    ) -> [CowArray<'t, T, Ix2>; 2] {
+        let Some(cache) = self.raw.e4m3_cache else {
+            return rows;
+        };
+        let [k, v] = rows;
+        [(k, cache.k), (v, cache.v)].map(|(rows, descales)| {
+            let Some(descales) = descales else {
+                return rows;
+            };
+            // SAFETY: the tensors are valid during the call's.
+            let descales = unsafe { descales.view::<f32, _>() };
+            let multiply = |mut rows: ArrayViewMut2<T>, entry: usize| {
+                let descale = descales[[entry, head]];
+                rows.mapv_inplace(|x| T::from_f32(x.to_f32() * descale));
+            };
+            let mut rows = rows.into_owned();
+            match self.pages().filter(|_| cache.of_pages) {
+                None => multiply(rows.view_mut(), batch),
+                Some(pages) => {
+                    let page = p.seqlen_kv / pages.ncols().max(1);
+                    for (number, first, count) in self.read_pages(p, pages, batch, page) {
+                        multiply(rows.slice_mut(s![first..first + count, ..]), number);
+                    }
+                }
+            }
+            rows.into()
+        })
     }
 
     /// [`rows_of_keys`](Self::rows_of_keys) of a row-major tensor of rows of `dim` elements.

@@ -3,10 +3,11 @@
 //!
 //! A warp takes a row. There are few of them: what counts is that one launch does it all.
 
-use crate::abi::{AppendParams, RowsRef, TensorRef};
+use crate::abi::{AppendE4m3Params, AppendParams, DescalesRef, RowsRef, TensorRef};
 use crate::layout::element::{self, BYTES, CHUNK};
-use crate::ptx::{global, special};
+use crate::ptx::{convert, global, special};
 use crate::tile::Element;
+use core::marker::PhantomData;
 
 /// A row of q, k or v.
 struct Row<'a> {
@@ -41,14 +42,148 @@ impl<'a> Row<'a> {
     fn to(&self, [entry, row]: [u32; 2]) -> u64 {
         at(&self.rows.to, [entry, self.head, row])
     }
+
+    /// Address of where it goes in a cache of bytes.
+    #[inline(always)]
+    fn to_bytes(&self, [entry, row]: [u32; 2]) -> u64 {
+        let offset = offset(&self.rows.to, [entry, self.head, row]);
+        self.rows.to.address.wrapping_add_signed(offset)
+    }
 }
 
 #[inline(always)]
-fn at(tensor: &TensorRef, [batch, head, row]: [u32; 3]) -> u64 {
-    let offset = i64::from(batch) * tensor.batch_stride
+fn at(tensor: &TensorRef, place: [u32; 3]) -> u64 {
+    element::at(tensor.address, offset(tensor, place))
+}
+
+/// Elements from a tensor's first one to a row.
+#[inline(always)]
+fn offset(tensor: &TensorRef, [batch, head, row]: [u32; 3]) -> i64 {
+    i64::from(batch) * tensor.batch_stride
         + i64::from(head) * tensor.head_stride
-        + i64::from(row) * tensor.row_stride;
-    element::at(tensor.address, offset)
+        + i64::from(row) * tensor.row_stride
+}
+
+/// What a cache holds of rows of `E`.
+trait Kept<E: Element>: Copy {
+    /// Address of the place of a row.
+    fn place(self, row: &Row, place: [u32; 2]) -> u64;
+
+    /// Stores two numbers at two columns of a row.
+    ///
+    /// # Safety
+    /// Both places are writable by this thread alone.
+    unsafe fn store(self, to: u64, columns: [u32; 2], numbers: [f32; 2]);
+
+    /// Copies the elements of a row from the first of two columns to the other one, by the lanes of a warp.
+    ///
+    /// # Safety
+    /// The elements are readable, and their places writable by this warp alone.
+    unsafe fn copy_elements(self, from: u64, to: u64, columns: [u32; 2]);
+
+    /// Copies a row, likewise.
+    ///
+    /// # Safety
+    /// The conditions of [`copy_elements`](Self::copy_elements).
+    unsafe fn copy(self, row: &Row, place: [u32; 2]);
+}
+
+/// Elements as they are.
+#[derive(Clone, Copy)]
+struct Same;
+
+impl<E: Element> Kept<E> for Same {
+    #[inline(always)]
+    fn place(self, row: &Row, place: [u32; 2]) -> u64 {
+        row.to(place)
+    }
+
+    #[inline(always)]
+    unsafe fn store(self, to: u64, columns: [u32; 2], [x, y]: [f32; 2]) {
+        let pair = E::pack(x, y);
+        // SAFETY: the caller's promise.
+        unsafe {
+            global::store_u16(element::at(to, columns[0]), pair as u16);
+            global::store_u16(element::at(to, columns[1]), (pair >> 16) as u16);
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn copy_elements(self, from: u64, to: u64, [first, end]: [u32; 2]) {
+        let mut column = first + special::lane();
+        while column < end {
+            // SAFETY: the caller's promise.
+            unsafe {
+                global::store_u16(
+                    element::at(to, column),
+                    global::load_u16(element::at(from, column)),
+                )
+            };
+            column += 32;
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn copy(self, row: &Row, place: [u32; 2]) {
+        let (from, to, dim) = (row.from(), row.to(place), row.rows.dim);
+        // SAFETY: the caller's promise.
+        unsafe {
+            if row.rows.aligned == 0 {
+                Kept::<E>::copy_elements(self, from, to, [0, dim]);
+                return;
+            }
+            let mut column = CHUNK * special::lane();
+            while column < dim {
+                let chunk = u64::from(BYTES * column);
+                global::store_u32x4(to + chunk, global::load_u32x4(from + chunk));
+                column += 32 * CHUNK;
+            }
+        }
+    }
+}
+
+/// Numbers of e4m3 that elements are the descale's multiples of.
+#[derive(Clone, Copy)]
+struct Rounded<E> {
+    /// 1 divided by the descale.
+    factor: f32,
+    element: PhantomData<E>,
+}
+
+impl<E: Element + Copy> Kept<E> for Rounded<E> {
+    #[inline(always)]
+    fn place(self, row: &Row, place: [u32; 2]) -> u64 {
+        row.to_bytes(place)
+    }
+
+    #[inline(always)]
+    unsafe fn store(self, to: u64, columns: [u32; 2], [x, y]: [f32; 2]) {
+        let bytes = convert::e4m3(x * self.factor, y * self.factor, 0.0, 0.0);
+        // SAFETY: the caller's promise.
+        unsafe {
+            global::store_u8(to + u64::from(columns[0]), bytes as u16);
+            global::store_u8(to + u64::from(columns[1]), (bytes >> 8) as u16);
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn copy_elements(self, from: u64, to: u64, [first, end]: [u32; 2]) {
+        let mut column = first + special::lane();
+        while column < end {
+            // SAFETY: the caller's promise; the element is stored twice, in one place.
+            unsafe {
+                let number = E::widen(global::load_u16(element::at(from, column)));
+                self.store(to, [column; 2], [number; 2]);
+            }
+            column += 32;
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn copy(self, row: &Row, place: [u32; 2]) {
+        // SAFETY: the caller's promise.
+        unsafe { self.copy_elements(row.from(), row.to_bytes(place), [0, row.rows.dim]) }
+    }
 }
 
 /// Appends a row for each of the `W` warps of the block.
@@ -59,6 +194,47 @@ fn at(tensor: &TensorRef, [batch, head, row]: [u32; 3]) -> u64 {
 /// two have one place.
 #[inline(always)]
 pub unsafe fn append<E: Element, const W: u32>(params: &AppendParams) {
+    // SAFETY: the caller's promise.
+    unsafe { append_rows::<E, Same, W>(params, [|_: &Row, _| Same; 2]) }
+}
+
+/// [`append`] to a cache of e4m3.
+///
+/// # Safety
+/// The conditions of [`append`]; descales are readable, if there are some.
+#[inline(always)]
+pub unsafe fn append_e4m3<E: Element + Copy, const W: u32>(params: &AppendE4m3Params) {
+    let kept = |descales: &DescalesRef, row: &Row, entry: u32| {
+        let entry = match descales.of_pages {
+            0 => row.batch,
+            _ => entry,
+        };
+        let place =
+            i64::from(entry) * descales.batch_stride + i64::from(row.head) * descales.head_stride;
+        let descale = match descales.address {
+            0 => 1.0,
+            // SAFETY: the caller's promise.
+            address => unsafe { global::load_f32(address.wrapping_add_signed(4 * place)) },
+        };
+        Rounded {
+            factor: 1.0 / descale,
+            element: PhantomData,
+        }
+    };
+    let of = |descales| move |row: &Row, entry| kept(descales, row, entry);
+    // SAFETY: the caller's promise.
+    unsafe { append_rows::<E, Rounded<E>, W>(&params.append, [of(&params.k), of(&params.v)]) }
+}
+
+/// [`append`], to a cache of what `kept` says for keys and for values, of a row and an entry.
+///
+/// # Safety
+/// The conditions of [`append`].
+#[inline(always)]
+unsafe fn append_rows<E: Element, K: Kept<E>, const W: u32>(
+    params: &AppendParams,
+    kept: [impl Fn(&Row, u32) -> K; 2],
+) {
     let [q, k, v] = [&params.q, &params.k, &params.v].map(|rows| rows.heads * rows.rows);
     // SAFETY: the launch has this many threads a block.
     let thread = unsafe { special::thread(32 * W) };
@@ -85,27 +261,24 @@ pub unsafe fn append<E: Element, const W: u32>(params: &AppendParams) {
                 0 => position(params, before, [batch, row.row]),
                 _ => position(params, before, [batch, 0]),
             };
-            rotate::<E>(
-                params,
-                row.from(),
-                row.to([batch, row.row]),
-                params.q.dim,
-                position,
-            );
+            let to = row.to([batch, row.row]);
+            rotate::<E, _>(params, Same, [row.from(), to], params.q.dim, position);
         } else if index < q + k {
             let row = Row::new(&params.k, batch, index - q);
             if let Some(place) = place(params, before, [batch, row.row]) {
                 let position = position(params, before, [batch, row.row]);
+                let kept = kept[0](&row, place[0]);
                 if params.rotary_dim == 0 {
-                    copy(&row, place);
+                    kept.copy(&row, place);
                 } else {
-                    rotate::<E>(params, row.from(), row.to(place), params.k.dim, position);
+                    let addresses = [row.from(), kept.place(&row, place)];
+                    rotate::<E, _>(params, kept, addresses, params.k.dim, position);
                 }
             }
         } else {
             let row = Row::new(&params.v, batch, index - q - k);
             if let Some(place) = place(params, before, [batch, row.row]) {
-                copy(&row, place);
+                kept[1](&row, place[0]).copy(&row, place);
             }
         }
     }
@@ -197,53 +370,18 @@ unsafe fn load_i32(address: u64) -> i32 {
     unsafe { global::load_u32(address) as i32 }
 }
 
-/// Copies a row, by the lanes of a warp.
-///
-/// # Safety
-/// The row is readable, and its place writable by this warp alone.
-#[inline(always)]
-unsafe fn copy(row: &Row, place: [u32; 2]) {
-    let (from, to, dim) = (row.from(), row.to(place), row.rows.dim);
-    // SAFETY: the caller's promise.
-    unsafe {
-        if row.rows.aligned == 0 {
-            copy_elements(from, to, [0, dim]);
-            return;
-        }
-        let mut column = CHUNK * special::lane();
-        while column < dim {
-            let chunk = u64::from(BYTES * column);
-            global::store_u32x4(to + chunk, global::load_u32x4(from + chunk));
-            column += 32 * CHUNK;
-        }
-    }
-}
-
-/// Copies the elements of a row from the first of two columns to the other one.
-///
-/// # Safety
-/// The conditions of [`copy`].
-#[inline(always)]
-unsafe fn copy_elements(from: u64, to: u64, [first, end]: [u32; 2]) {
-    let mut column = first + special::lane();
-    while column < end {
-        // SAFETY: the caller's promise.
-        unsafe {
-            global::store_u16(
-                element::at(to, column),
-                global::load_u16(element::at(from, column)),
-            )
-        };
-        column += 32;
-    }
-}
-
 /// Copies a row of `dim` elements, whose first ones it rotates.
 ///
 /// # Safety
-/// The conditions of [`copy`]; cosines and sines of the position are readable. The row may be its own place.
+/// The conditions of [`Kept::copy`]; cosines and sines of the position are readable. The row may be its own place.
 #[inline(always)]
-unsafe fn rotate<E: Element>(params: &AppendParams, from: u64, to: u64, dim: u32, position: u32) {
+unsafe fn rotate<E: Element, K: Kept<E>>(
+    params: &AppendParams,
+    kept: K,
+    [from, to]: [u64; 2],
+    dim: u32,
+    position: u32,
+) {
     let half = params.rotary_dim / 2;
     let (beside, step) = match params.interleaved {
         0 => (half, 1),
@@ -268,14 +406,12 @@ unsafe fn rotate<E: Element>(params: &AppendParams, from: u64, to: u64, dim: u32
                 }
             });
             let [x, y] = places.map(|place| E::widen(global::load_u16(element::at(from, place))));
-            let rotated = E::pack(x * cos - y * sin, x * sin + y * cos);
-            global::store_u16(element::at(to, places[0]), rotated as u16);
-            global::store_u16(element::at(to, places[1]), (rotated >> 16) as u16);
+            kept.store(to, places, [x * cos - y * sin, x * sin + y * cos]);
         }
         pair += 32;
     }
     if from != to {
         // SAFETY: the caller's promise.
-        unsafe { copy_elements(from, to, [params.rotary_dim, dim]) };
+        unsafe { kept.copy_elements(from, to, [params.rotary_dim, dim]) };
     }
 }

@@ -42,6 +42,12 @@ pub fn runs<M: Mask, H: Heads>(
     (blocks, runs)
 }
 
+/// The scores of a tile.
+#[inline(always)]
+pub fn score<H: Heads, C: Score>(params: &ForwardParams, work: &WorkTile<H>) -> C {
+    C::new(params, work.sequence.batch, work.heads.first())
+}
+
 /// Line 5, of the warp whose team has the rows from `row` on: they are in `q_tile`.
 ///
 /// # Safety
@@ -62,9 +68,9 @@ pub unsafe fn warp<
     row: u32,
     q_tile: SharedTile<DT>,
     team: &Team<T>,
+    score: C,
 ) -> Warp<MT, DT, OT, QT, Fixed, C> {
     let head = work.heads.first();
-    let score = C::new(params, work.sequence.batch, head);
     let corner = Corner::new(row as i32, 0, work.sequence, split);
     // SAFETY: the caller's promise.
     let mut warp = unsafe { Warp::new(q_tile, corner, score, team) };

@@ -4,19 +4,25 @@
 //! once. K and V pass through a pipeline of `S` buffers: while one block of keys is worked on, the
 //! next `S - 1` load, enough to keep the memory busy.
 //!
+//! A cache may hold numbers of e4m3, half as many bytes: they become elements of 16 bits between shared memory and the
+//! tensor cores.
+//!
 //! With more rows than a tile holds, the products take longer than the keys: such launches are for the
 //! packed kernels of the [`sm80`](super::sm80) loop, with two 16-row tiles a warp.
 
 use super::begin;
-use crate::abi::ForwardParams;
+use crate::abi::{E4m3Params, ForwardParams};
+use crate::attention::options::cache_score::CacheScore;
 use crate::attention::options::mask::Mask;
 use crate::attention::options::score::Score;
+use crate::attention::workload::descales::Descales;
 use crate::attention::workload::heads::Heads;
 use crate::attention::workload::key_rows::KeyRows;
+use crate::attention::workload::sequence::Split;
 use crate::attention::{Team, WorkTile};
 use crate::ptx::{shared, special};
-use crate::tile::whole::map_rows;
-use crate::tile::{Accumulator, Copier, CpAsync, Element, Pipeline, SharedTile};
+use crate::tile::whole::{map_rows, scale_rows};
+use crate::tile::{Accumulator, Copier, CpAsync, E4m3, Element, Numbers, Pipeline, SharedTile};
 
 /// Computes the block's tile of O and lse, on its split of the keys.
 ///
@@ -39,6 +45,65 @@ pub unsafe fn decode<
 >(
     params: &ForwardParams,
 ) {
+    let score = |work: &WorkTile<H>, _| begin::score(params, work);
+    // SAFETY: the caller's promise.
+    unsafe { decode_numbers::<E, M, H, C, W, DT, DT, NT, QT, S>(params, score, |_, _| None) }
+}
+
+/// [`decode`], of K and V of e4m3, whose rows are `KT` slices of 32 bytes.
+///
+/// # Safety
+/// The conditions of [`decode`].
+#[inline(always)]
+pub unsafe fn decode_e4m3<
+    E: Element,
+    M: Mask,
+    H: Heads,
+    const W: usize,
+    const DT: usize,
+    const KT: usize,
+    const NT: usize,
+    const QT: usize,
+    const S: usize,
+>(
+    params: &E4m3Params,
+) {
+    let E4m3Params { forward, k, v } = params;
+    let place = |work: &WorkTile<H>| [work.sequence.batch, work.heads.kv_head()];
+    let score = |work: &WorkTile<H>, split: Split| {
+        let descales = Descales::new(forward, k, place(work), split.first);
+        CacheScore::with(forward, work.sequence.batch, work.heads.first(), descales)
+    };
+    let values = |work: &WorkTile<H>, split: Split| {
+        Some(Descales::new(forward, v, place(work), split.first))
+    };
+    // SAFETY: the caller's promise.
+    unsafe {
+        decode_numbers::<E4m3<E>, M, H, CacheScore, W, DT, KT, NT, QT, S>(forward, score, values);
+    }
+}
+
+/// [`decode`], of any numbers of K and V: with these scores, and these descales of the values.
+///
+/// # Safety
+/// The conditions of [`decode`].
+#[inline(always)]
+unsafe fn decode_numbers<
+    B: Numbers,
+    M: Mask,
+    H: Heads,
+    C: Score,
+    const W: usize,
+    const DT: usize,
+    const KT: usize,
+    const NT: usize,
+    const QT: usize,
+    const S: usize,
+>(
+    params: &ForwardParams,
+    score: impl Fn(&WorkTile<H>, Split) -> C,
+    descales: impl Fn(&WorkTile<H>, Split) -> Option<Descales>,
+) {
     let (br, bc) = (16 * W as u32, (16 * NT) as u32);
     let threads = 32 * W as u32;
     // SAFETY: the launch has this many threads a block.
@@ -50,7 +115,8 @@ pub unsafe fn decode<
         return;
     };
     let q = Copier::new(work.q_rows(&params.q), thread, threads);
-    let keys = |tensor| work.key_rows::<<C::Keys as KeyRows>::Cached>(params, tensor, split.first);
+    let keys =
+        |tensor| work.key_rows::<<C::Keys as KeyRows>::Cached, B>(params, tensor, split.first);
     let k = Copier::new(keys(&params.k), thread, threads);
     let v = Copier::new(keys(&params.v), thread, threads);
 
@@ -58,7 +124,8 @@ pub unsafe fn decode<
     let (blocks, mut runs) = begin::runs(&work, &mask, br, bc);
 
     let qo_tile = SharedTile::<DT>::new(shared::base());
-    let k_tile = |j: u32| qo_tile.skip(br + j % S as u32 * 2 * bc);
+    let kv_tiles = SharedTile::<KT>::new(qo_tile.skip(br).base);
+    let k_tile = |j: u32| kv_tiles.skip(j % S as u32 * 2 * bc);
     let v_tile = |j: u32| k_tile(j).skip(bc);
     // SAFETY: called between the acquire and the commit of block j's buffer.
     let load = |j: u32, exist: u32| unsafe {
@@ -93,8 +160,21 @@ pub unsafe fn decode<
         let row = first + warp_row;
         let has_rows = row < rows;
         let q_tile = qo_tile.skip(warp_row);
-        let mut warp =
-            begin::warp::<H, C, 1, DT, DT, QT, 1>(params, &work, split, row, q_tile, &Team::ALONE);
+        if has_rows {
+            B::arrange(q_tile);
+        }
+        let score = score(&work, split);
+        let mut warp = begin::warp::<H, C, 1, DT, DT, QT, 1>(
+            params,
+            &work,
+            split,
+            row,
+            q_tile,
+            &Team::ALONE,
+            score,
+        );
+        let descales = descales(&work, split);
+        let of_pages = descales.filter(|descales| descales.of_pages());
         let mut j = blocks.end;
         loop {
             while j > runs.edge() {
@@ -102,11 +182,22 @@ pub unsafe fn decode<
                 pipeline.wait();
                 pipeline.fill(|| load_next(j));
                 if has_rows {
-                    let s = warp.scores::<E, Accumulator, NT>(k_tile(j), j * bc);
+                    let s = warp.scores::<B, Accumulator, NT, KT>(k_tile(j), j * bc);
                     let keys =
                         map_rows(|i| mask.keys_of_block(work.query(row + i), (j * bc) as i32));
-                    let p = warp.softmax_masked::<E, NT, 1>(s, keys, &Team::ALONE);
-                    warp.accumulate_masked::<E, M, _, NT>(p, v_tile(j), keys);
+                    let p = warp.softmax_masked::<B, NT, 1>(s, keys, &Team::ALONE);
+                    match of_pages {
+                        Some(descales) => {
+                            let descales = descales.of_slices(j * bc);
+                            warp.accumulate_pages::<B, _, NT, KT>(
+                                p,
+                                v_tile(j),
+                                Some(keys),
+                                descales,
+                            );
+                        }
+                        None => warp.accumulate_masked::<B, M, _, NT, KT>(p, v_tile(j), keys),
+                    }
                 }
                 pipeline.release();
             }
@@ -115,9 +206,20 @@ pub unsafe fn decode<
                 pipeline.wait();
                 pipeline.fill(|| load_next(j));
                 if has_rows {
-                    let s = warp.scores::<E, Accumulator, NT>(k_tile(j), j * bc);
-                    let p = warp.softmax::<E, NT>(s, k_tile(j), j * bc);
-                    warp.accumulate::<E, NT>(p, v_tile(j));
+                    let s = warp.scores::<B, Accumulator, NT, KT>(k_tile(j), j * bc);
+                    let p = warp.softmax::<B, NT, KT>(s, k_tile(j), j * bc);
+                    match of_pages {
+                        Some(descales) => {
+                            let descales = descales.of_slices(j * bc);
+                            warp.accumulate_pages::<B, M::Keys, NT, KT>(
+                                p,
+                                v_tile(j),
+                                None,
+                                descales,
+                            );
+                        }
+                        None => warp.accumulate::<B, NT, KT>(p, v_tile(j)),
+                    }
                 }
                 pipeline.release();
             }
@@ -125,6 +227,9 @@ pub unsafe fn decode<
                 break;
             }
         }
-        warp.store::<E, H, 1>(params, threads, &Team::ALONE);
+        if let Some(descales) = descales {
+            scale_rows(&mut warp.o[0], [descales.of_head(); 2]);
+        }
+        warp.store::<B, H, 1>(params, threads, &Team::ALONE);
     }
 }

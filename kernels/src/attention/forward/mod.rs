@@ -28,7 +28,7 @@ mod team;
 mod team_tiles;
 mod wide;
 
-pub use decode::decode;
+pub use decode::{decode, decode_e4m3};
 pub use fp8::fp8;
 pub use fp8::outer::{OneLevel, Singles, UpperHalves};
 pub use latent::latent;

@@ -93,8 +93,15 @@ pub unsafe fn sm80<
         load_first(&mut pipeline, [&k, &v], stages, walk, visits, split.keys);
         pipeline.wait_first();
         let q_tile = qo_tile.skip(row - first);
-        let mut warp =
-            begin::warp::<H, C, MT, DT, DT, QT, 1>(params, &work, split, row, q_tile, &Team::ALONE);
+        let mut warp = begin::warp::<H, C, MT, DT, DT, QT, 1>(
+            params,
+            &work,
+            split,
+            row,
+            q_tile,
+            &Team::ALONE,
+            begin::score(params, &work),
+        );
         // Where the warp sees nothing of a block, it only copies.
         let mut j = walk.end();
         while walk.passes_first(j) {
@@ -106,7 +113,7 @@ pub unsafe fn sm80<
             let last = walk.own_start();
             // The last block ends the loop, since line 8 is a block ahead of the other lines.
             let mut runs = Runs::<M::Keys>::new(last + 1, j, whole);
-            let mut s = warp.scores::<E, Accumulator, NT>(stages.k(j - 1), key(j - 1));
+            let mut s = warp.scores::<E, Accumulator, NT, DT>(stages.k(j - 1), key(j - 1));
             pipeline.release();
             loop {
                 while j > runs.edge() {
@@ -114,16 +121,16 @@ pub unsafe fn sm80<
                     let keys = keys_of(&mask, &work, row, visits, j, bc);
                     let p = warp.softmax_masked::<E, NT, 1>(s, keys, &Team::ALONE);
                     fill_next(&mut pipeline, j);
-                    warp.accumulate_masked::<E, M, _, NT>(p, stages.v(j), keys);
-                    s = warp.scores::<E, Accumulator, NT>(stages.k(j - 1), key(j - 1));
+                    warp.accumulate_masked::<E, M, _, NT, DT>(p, stages.v(j), keys);
+                    s = warp.scores::<E, Accumulator, NT, DT>(stages.k(j - 1), key(j - 1));
                     pipeline.release();
                 }
                 while j > runs.whole() {
                     j -= 1;
-                    let p = warp.softmax::<E, NT>(s, stages.k(j), key(j));
+                    let p = warp.softmax::<E, NT, DT>(s, stages.k(j), key(j));
                     fill_next(&mut pipeline, j);
-                    warp.accumulate::<E, NT>(p, stages.v(j));
-                    s = warp.scores::<E, Accumulator, NT>(stages.k(j - 1), key(j - 1));
+                    warp.accumulate::<E, NT, DT>(p, stages.v(j));
+                    s = warp.scores::<E, Accumulator, NT, DT>(stages.k(j - 1), key(j - 1));
                     pipeline.release();
                 }
                 if !runs.has_other_edge(j) {
@@ -142,7 +149,7 @@ pub unsafe fn sm80<
                 j = last;
                 pipeline.fill(|| load_next(j));
             }
-            warp.accumulate_masked::<E, M, _, NT>(p, stages.v(last), keys);
+            warp.accumulate_masked::<E, M, _, NT, DT>(p, stages.v(last), keys);
         }
         while walk.passes_last(j) {
             j -= 1;

@@ -91,8 +91,15 @@ pub unsafe fn team<
         pipeline.fill(|| v.load(tiles.v(blocks), last_key, bc, exist));
         pipeline.wait_first();
         let q_tile = tiles.qo.skip(row - first);
-        let mut warp =
-            begin::warp::<H, C, MT, DT, OT, QT, T>(params, &work, split, row, q_tile, &team());
+        let mut warp = begin::warp::<H, C, MT, DT, OT, QT, T>(
+            params,
+            &work,
+            split,
+            row,
+            q_tile,
+            &team(),
+            begin::score(params, &work),
+        );
 
         // K of block j - 1, if it exists, after the last use of K of block j.
         let next_k = |pipeline: &mut CpAsync<2>, j: u32| {
@@ -111,7 +118,7 @@ pub unsafe fn team<
         let mut j = blocks;
         while j > runs.edge() {
             j -= 1;
-            let s = warp.scores::<E, Accumulator, NT>(tiles.own_k(j), j * bc);
+            let s = warp.scores::<E, Accumulator, NT, DT>(tiles.own_k(j), j * bc);
             let keys = keys(j);
             let own_keys = counted_from(keys, team().side * part_keys);
             let p = warp.softmax_masked::<E, NT, T>(s, own_keys, &team());
@@ -131,14 +138,14 @@ pub unsafe fn team<
         }
         while j > runs.whole() {
             j -= 1;
-            let s = warp.scores::<E, Accumulator, NT>(tiles.own_k(j), j * bc);
+            let s = warp.scores::<E, Accumulator, NT, DT>(tiles.own_k(j), j * bc);
             let p =
                 softmax::<E, C, T, MT, DT, OT, QT, KT, NT>(&mut warp, &mut pipeline, tiles, s, j);
             next_k(&mut pipeline, j);
-            warp.accumulate::<E, NT>(p, tiles.part_v(j, team().side));
+            warp.accumulate::<E, NT, DT>(p, tiles.part_v(j, team().side));
             for t in 1..T {
                 let part = (team().side + t as u32) % T as u32;
-                warp.accumulate::<E, NT>(tiles.part_p(part), tiles.part_v(j, part));
+                warp.accumulate::<E, NT, DT>(tiles.part_p(part), tiles.part_v(j, part));
             }
             next_v(&mut pipeline, j);
         }
@@ -178,7 +185,7 @@ unsafe fn softmax<
         pipeline.wait_own();
         if pipeline.wait_others(!sums.fit()) {
             cold_path();
-            let s = warp.scores::<E, Accumulator, NT>(tiles.own_k(j), j * 16 * KT as u32);
+            let s = warp.scores::<E, Accumulator, NT, DT>(tiles.own_k(j), j * 16 * KT as u32);
             p = warp.softmax_exact::<E, NT, T>(s, &tiles.team());
             tiles.set_own_p(p);
             barrier::block();
@@ -226,7 +233,7 @@ unsafe fn accumulate_masked<
             );
         } else {
             for part in 0..T as u32 {
-                warp.accumulate::<E, NT>(tiles.part_p(part), tiles.part_v(j, part));
+                warp.accumulate::<E, NT, DT>(tiles.part_p(part), tiles.part_v(j, part));
             }
         }
     }

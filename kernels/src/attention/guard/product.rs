@@ -5,7 +5,7 @@ use crate::attention::options::score::Score;
 use crate::attention::steps::warp::Warp;
 use crate::ptx::{special, vote};
 use crate::tile::registers::{fence, opaque};
-use crate::tile::{Accumulator, Arrangement, Element, Operand, SharedTile};
+use crate::tile::{Accumulator, Arrangement, Element, Numbers, Operand, SharedTile};
 
 /// `sum += a(kt) b(kt, nt)` of `KT` slices, with 0 for the elements of `b` that are not finite. Then the sum becomes NaN where a
 /// row of `a`, which sees `seen` of the rows of `b`, sees such an element.
@@ -172,10 +172,10 @@ impl<const MT: usize, const DT: usize, const OT: usize, const QT: usize, A: Arra
     /// # Safety
     /// The conditions of [`Warp::new`].
     #[inline(always)]
-    pub unsafe fn accumulate_guarded<E: Element, const NT: usize>(
+    pub unsafe fn accumulate_guarded<B: Numbers, const NT: usize, const VT: usize>(
         &mut self,
         p: [[Operand; NT]; MT],
-        v_tile: SharedTile<DT, A>,
+        v_tile: SharedTile<VT, A>,
         keys: [[impl Interval; 2]; MT],
     ) {
         let lane = special::lane();
@@ -187,13 +187,13 @@ impl<const MT: usize, const DT: usize, const OT: usize, const QT: usize, A: Arra
                 unsafe { fence() }
                 for nt in 0..NT {
                     let keys = keys[mt].map(|keys| keys.counted_from(16 * nt as i32));
-                    let seen = Operand::ones::<E>(lane, keys);
+                    let seen = Operand::ones::<B::Values>(lane, keys);
                     // SAFETY: the caller's promise.
                     unsafe {
-                        let v = v_tile.b_trans(lane, nt, dt);
-                        let (finite, non_finite) = v.split_non_finite::<E>();
-                        self.o[mt][dt].mma::<E>(p[mt][nt], finite);
-                        count.mma::<E>(seen, non_finite);
+                        let v = B::values(v_tile, lane, nt, dt / B::SLICES)[dt % B::SLICES];
+                        let (finite, non_finite) = v.split_non_finite::<B::Values>();
+                        self.o[mt][dt].mma::<B::Values>(p[mt][nt], finite);
+                        count.mma::<B::Values>(seen, non_finite);
                     }
                 }
                 self.o[mt][dt].spoil(count);

@@ -1,16 +1,16 @@
 //! The search of a warp for infinities and NaN.
 
 use crate::ptx::{shuffle, special};
-use crate::tile::{Arrangement, Element, SharedTile};
+use crate::tile::{Arrangement, Numbers, SharedTile};
 
-/// Whether a tile holds an infinity or a NaN in the slices `column(0..OT)` of 16 columns; all lanes get the
+/// Whether a tile holds an infinity or a NaN in the slices `column(vt)` of 32 bytes, which are `OT` slices of 16 columns; all lanes get the
 /// same answer.
 ///
 /// # Safety
 /// Every lane of the warp makes the same call, and the tile is written and visible.
 #[inline(always)]
 pub unsafe fn has_non_finite<
-    E: Element,
+    B: Numbers,
     A: Arrangement,
     const NT: usize,
     const OT: usize,
@@ -22,9 +22,12 @@ pub unsafe fn has_non_finite<
     let lane = special::lane();
     let mut found = 0;
     for nt in 0..NT {
-        for ot in 0..OT {
+        for vt in 0..OT / B::SLICES {
             // SAFETY: the caller's promise.
-            found |= unsafe { tile.b_trans(lane, nt, column(ot)) }.non_finite::<E>();
+            let values = unsafe { B::values(tile, lane, nt, column(vt)) };
+            for i in 0..B::SLICES {
+                found |= values[i].non_finite::<B::Values>();
+            }
         }
     }
     // SAFETY: the caller's promise.

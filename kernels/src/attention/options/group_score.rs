@@ -33,16 +33,7 @@ impl Score for GroupScore {
     /// The scores of the heads from `head` on.
     #[inline(always)]
     fn new(params: &ForwardParams, batch: u32, head: u32) -> Self {
-        let options = Optional::new(params, batch, head);
-        GroupScore {
-            group: params.group,
-            slopes: options.slopes(),
-            head_bytes: 4 * params.options.alibi_head,
-            queries: params.seqlen_q as i32,
-            offset: params.seqlen_kv as i32 - params.seqlen_q as i32,
-            ranges: options.ranges(),
-            options,
-        }
+        Self::with_scale(params, batch, head, params.scale)
     }
 
     #[inline(always)]
@@ -96,6 +87,21 @@ impl Score for GroupScore {
 }
 
 impl GroupScore {
+    /// The scores of the heads from `head` on, with another scale.
+    #[inline(always)]
+    pub fn with_scale(params: &ForwardParams, batch: u32, head: u32, scale: f32) -> Self {
+        let options = Optional::with_scale(params, batch, head, scale);
+        GroupScore {
+            group: params.group,
+            slopes: options.slopes(),
+            head_bytes: 4 * params.options.alibi_head,
+            queries: params.seqlen_q as i32,
+            offset: params.seqlen_kv as i32 - params.seqlen_q as i32,
+            ranges: options.ranges(),
+            options,
+        }
+    }
+
     /// The slope of a row, and the key of the split that its query is aligned with.
     #[inline(always)]
     fn slope_and_place(self, row: i32, diagonal: i32) -> (f32, i32) {

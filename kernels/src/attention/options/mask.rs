@@ -15,7 +15,7 @@ use crate::attention::workload::sequence::{Sequence, Split};
 use crate::attention::{guard::multiply_seen, steps::warp::Warp};
 pub use crate::layout::interval::{Interval, Prefix, Span};
 #[cfg(target_arch = "nvptx64")]
-use crate::tile::{Accumulator, Arrangement, Element, Operand, SharedTile, whole};
+use crate::tile::{Accumulator, Arrangement, Element, Numbers, Operand, SharedTile, whole};
 use core::ops::Range;
 
 /// An interval of keys or queries that rows see, as kernels use it.
@@ -41,22 +41,23 @@ pub trait Visible: Interval {
     #[cfg(target_arch = "nvptx64")]
     #[inline(always)]
     unsafe fn accumulate_guarded<
-        E: Element,
+        B: Numbers,
         const MT: usize,
         const DT: usize,
         const OT: usize,
         const QT: usize,
         const NT: usize,
+        const VT: usize,
         A: Arrangement,
         C: Score,
     >(
         warp: &mut Warp<MT, DT, OT, QT, A, C>,
         p: [[Operand; NT]; MT],
-        v_tile: SharedTile<DT, A>,
+        v_tile: SharedTile<VT, A>,
         keys: [[Self; 2]; MT],
     ) {
         // SAFETY: the caller's promise.
-        unsafe { warp.accumulate_guarded::<E, NT>(p, v_tile, keys) }
+        unsafe { warp.accumulate_guarded::<B, NT, VT>(p, v_tile, keys) }
     }
 
     /// [`multiply_seen`](crate::attention::guard::multiply_seen) of intervals; `next(kt)`, called with 0, 1, ... in turn, is a slice

@@ -7,10 +7,13 @@
 //! | `seen` | boolean masks | PTX |
 //! | `score` | softcap, ALiBi, a bias, and their gradients | PTX |
 //! | `group_score` | softcap and ALiBi of rows of several heads | PTX |
+//! | `cache_score` | scores of rows of several heads, with keys of e4m3 | PTX |
 //! | `pairs` | tensors with an element for each pair of query and key | PTX |
 
 pub mod mask;
 
+#[cfg(target_arch = "nvptx64")]
+pub mod cache_score;
 #[cfg(target_arch = "nvptx64")]
 pub mod group_score;
 #[cfg(target_arch = "nvptx64")]

@@ -8,7 +8,7 @@ use crate::attention::steps::warp::Warp;
 use crate::layout::fragment;
 use crate::ptx::{global, special, switch};
 use crate::tile::registers::fence;
-use crate::tile::{Accumulator, Arrangement, Element, Operand, SharedTile, whole};
+use crate::tile::{Accumulator, Arrangement, Element, Numbers, Operand, SharedTile, whole};
 
 const BITS: u32 = Switch::MaskBits.constant().1;
 
@@ -329,32 +329,34 @@ impl<L: Line> Visible for Seen<L> {
 
     #[inline(always)]
     unsafe fn accumulate_guarded<
-        E: Element,
+        B: Numbers,
         const MT: usize,
         const DT: usize,
         const OT: usize,
         const QT: usize,
         const NT: usize,
+        const VT: usize,
         A: Arrangement,
         C: Score,
     >(
         warp: &mut Warp<MT, DT, OT, QT, A, C>,
         p: [[Operand; NT]; MT],
-        v_tile: SharedTile<DT, A>,
+        v_tile: SharedTile<VT, A>,
         keys: [[Self; 2]; MT],
     ) {
         // SAFETY: the caller's promise.
         unsafe {
             if MT * OT >= 16 {
                 // O leaves no registers for a loop.
-                return warp.accumulate_guarded::<E, NT>(p, v_tile, keys);
+                return warp.accumulate_guarded::<B, NT, VT>(p, v_tile, keys);
             }
             let v = |nt: u32, dt: usize| {
                 // Else the assembler reads V far ahead.
                 fence();
-                v_tile.skip(16 * nt).b_trans(special::lane(), 0, dt)
+                let v_tile = v_tile.skip(16 * nt);
+                B::values(v_tile, special::lane(), 0, dt / B::SLICES)[dt % B::SLICES]
             };
-            multiply_guarded::<E, MT, NT, OT>(&mut warp.o, in_turn(p), v, keys);
+            multiply_guarded::<B::Values, MT, NT, OT>(&mut warp.o, in_turn(p), v, keys);
         }
     }
 

@@ -11,7 +11,7 @@ use crate::attention::workload::sequence::Sequence;
 use crate::attention::workload::tile::WorkTile;
 use crate::ptx::{global, shared, special};
 use crate::tile::registers::{again, opaque};
-use crate::tile::{Accumulator, Copier, Element, Fixed, SharedTile};
+use crate::tile::{Accumulator, Copier, Fixed, Numbers, SharedTile};
 
 impl<const MT: usize, const DT: usize, const OT: usize, const QT: usize, C: Score>
     Warp<MT, DT, OT, QT, Fixed, C>
@@ -21,8 +21,8 @@ impl<const MT: usize, const DT: usize, const OT: usize, const QT: usize, C: Scor
     /// # Safety
     /// The conditions of [`Warp::new`].
     #[inline(always)]
-    pub unsafe fn store<E: Element, H: Heads, const T: usize>(
-        self,
+    pub unsafe fn store<B: Numbers, H: Heads, const T: usize>(
+        mut self,
         params: &ForwardParams,
         threads: u32,
         team: &Team<T>,
@@ -43,17 +43,22 @@ impl<const MT: usize, const DT: usize, const OT: usize, const QT: usize, C: Scor
             return;
         }
         let exist = rows - row;
+        for mt in 0..MT {
+            for ot in 0..OT {
+                self.o[mt][ot] = B::sorted(self.o[mt][ot]);
+            }
+        }
         // SAFETY: the caller's promise; the branches depend on the launch and the warp alone.
         unsafe {
             let totals = team.totals(&self.softmax);
             if Sequence::split_count(params) > 1 {
                 let totals = (team.side == 0).then_some(totals);
                 let column = |ot| team.side * OT as u32 + ot as u32;
-                store_partial::<_, C, _, _>(params, &work, (row, exist), self.o, totals, column);
+                store_partial::<B, _, C, _, _>(params, &work, (row, exist), self.o, totals, column);
             } else {
                 let o_tile = SharedTile::<DT>::new(shared::base());
                 let o_tile = o_tile.skip(team_row);
-                self.store_final::<E, H, T>(params, &work, lane, team, o_tile, row, exist, totals);
+                self.store_final::<B, H, T>(params, &work, lane, team, o_tile, row, exist, totals);
             }
         }
     }
@@ -61,7 +66,7 @@ impl<const MT: usize, const DT: usize, const OT: usize, const QT: usize, C: Scor
     /// Divides O by l and stores it, and stores lse, of the team's first `exist` rows. O passes through the team's
     /// rows of the Q tile, from where it leaves in 16-byte pieces.
     #[inline(always)]
-    unsafe fn store_final<E: Element, H: Heads, const T: usize>(
+    unsafe fn store_final<B: Numbers, H: Heads, const T: usize>(
         mut self,
         params: &ForwardParams,
         work: &WorkTile<H>,
@@ -84,7 +89,8 @@ impl<const MT: usize, const DT: usize, const OT: usize, const QT: usize, C: Scor
             unsafe {
                 for dt in 0..OT {
                     self.o[mt][dt].scale_rows([factor, factor8]);
-                    columns.set(lane, mt, dt, self.o[mt][dt].to_operand::<E>());
+                    let o = self.o[mt][dt].to_operand::<B::Element>();
+                    columns.set_pairs(lane, mt, dt, o, B::PAIRS);
                 }
                 for r in 0..2 {
                     let row = (16 * mt + 8 * r) as u32 + lane / 4;
@@ -113,12 +119,12 @@ impl<const MT: usize, const DT: usize, const OT: usize, const QT: usize, C: Scor
 }
 
 /// Stores partial results of the rows from `first` on, of which `exist` exist: O, not divided by l, in the slices
-/// `column(0..OT)` of 16 columns; and m and l, where `totals` has them. Four lanes fill a 32-byte sector.
+/// `column(0..OT)` of 16 columns, where the lanes' pairs lie as `B` says; and m and l, where `totals` has them. Four lanes fill a 32-byte sector.
 ///
 /// # Safety
 /// The conditions of [`Warp::new`]; no other warp stores these rows and columns.
 #[inline(always)]
-pub unsafe fn store_partial<H: Heads, C: Score, const MT: usize, const OT: usize>(
+pub unsafe fn store_partial<B: Numbers, H: Heads, C: Score, const MT: usize, const OT: usize>(
     params: &ForwardParams,
     work: &WorkTile<H>,
     (first, exist): (u32, u32),
@@ -135,7 +141,8 @@ pub unsafe fn store_partial<H: Heads, C: Score, const MT: usize, const OT: usize
                 continue;
             }
             let index = work.partial_of_unit::<C>(params, first + row);
-            let address = params.partial_o + 4 * index * u64::from(dim) + 8 * u64::from(lane % 4);
+            let lane_bytes = 4 * u64::from(B::PAIRS.lane) * u64::from(lane % 4);
+            let address = params.partial_o + 4 * index * u64::from(dim) + lane_bytes;
             // SAFETY: the row exists; each of its four lanes stores its own elements, and the first of them m
             // and l.
             unsafe {
@@ -146,7 +153,8 @@ pub unsafe fn store_partial<H: Heads, C: Score, const MT: usize, const OT: usize
                         global::store_f32x2(address + 4 * u64::from(column), [a, b]);
                     }
                     if column + 8 < dim {
-                        global::store_f32x2(address + 4 * u64::from(column) + 32, [c, d]);
+                        let second = address + 4 * u64::from(column + B::PAIRS.half);
+                        global::store_f32x2(second, [c, d]);
                     }
                 }
                 if let Some(totals) = totals

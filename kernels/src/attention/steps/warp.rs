@@ -24,7 +24,7 @@ use crate::ptx::{special, vote};
 use crate::tile::registers::{fence, opaque_in};
 use crate::tile::whole::{map_shared, mask, to_operands};
 use crate::tile::{
-    Accumulate, Accumulator, Arrangement, Element, Fixed, Operand, SharedTile, multiply,
+    Accumulate, Accumulator, Arrangement, Fixed, Numbers, Operand, SharedTile, multiply,
     multiply_transposed,
 };
 use core::hint::cold_path;
@@ -101,9 +101,14 @@ impl<const MT: usize, const DT: usize, const OT: usize, const QT: usize, A: Arra
     /// # Safety
     /// The conditions of [`Warp::new`].
     #[inline(always)]
-    pub unsafe fn scores<E: Element, Acc: Accumulate<E>, const NT: usize>(
+    pub unsafe fn scores<
+        B: Numbers,
+        Acc: Accumulate<B::Element>,
+        const NT: usize,
+        const KT: usize,
+    >(
         &self,
-        k_tile: SharedTile<DT, A>,
+        k_tile: SharedTile<KT, A>,
         first_key: u32,
     ) -> [[Accumulator; NT]; MT] {
         let mut s = [[Acc::ZERO; NT]; MT];
@@ -121,7 +126,7 @@ impl<const MT: usize, const DT: usize, const OT: usize, const QT: usize, A: Arra
             q
         };
         // SAFETY: the caller's promise.
-        unsafe { multiply_transposed::<E, Acc, A, MT, NT, DT>(&mut s, q, k_tile, lane) }
+        unsafe { multiply_transposed::<B, Acc, A, MT, NT, KT>(&mut s, q, k_tile, lane) }
         let mut s = s.map(|row| row.map(Acc::widen));
         let key = first_key + self.side * 16 * NT as u32;
         let corner = Corner {
@@ -138,25 +143,25 @@ impl<const MT: usize, const DT: usize, const OT: usize, const QT: usize, A: Arra
     /// # Safety
     /// The conditions of [`Warp::new`].
     #[inline(always)]
-    pub unsafe fn softmax<E: Element, const NT: usize>(
+    pub unsafe fn softmax<B: Numbers, const NT: usize, const KT: usize>(
         &mut self,
         mut s: [[Accumulator; NT]; MT],
-        k_tile: SharedTile<DT, A>,
+        k_tile: SharedTile<KT, A>,
         first_key: u32,
     ) -> [[Operand; NT]; MT] {
         // SAFETY: the caller's promise.
         unsafe {
             if is_exact::<C>() {
-                return self.softmax_exact::<E, NT, 1>(s, &Team::ALONE);
+                return self.softmax_exact::<B, NT, 1>(s, &Team::ALONE);
             }
             let sums = self.softmax.apply(&mut s);
             if vote::any(!sums.fit()) {
                 cold_path();
-                let s = self.scores::<E, Accumulator, NT>(k_tile, first_key);
-                self.softmax_exact::<E, NT, 1>(s, &Team::ALONE)
+                let s = self.scores::<B, Accumulator, NT, KT>(k_tile, first_key);
+                self.softmax_exact::<B, NT, 1>(s, &Team::ALONE)
             } else {
                 self.softmax.add(sums);
-                to_operands::<E, MT, NT>(s)
+                to_operands::<B::Values, MT, NT>(s)
             }
         }
     }
@@ -166,7 +171,7 @@ impl<const MT: usize, const DT: usize, const OT: usize, const QT: usize, A: Arra
     /// # Safety
     /// The conditions of [`Warp::new`].
     #[inline(always)]
-    pub unsafe fn softmax_masked<E: Element, const NT: usize, const T: usize>(
+    pub unsafe fn softmax_masked<B: Numbers, const NT: usize, const T: usize>(
         &mut self,
         mut s: [[Accumulator; NT]; MT],
         keys: [[impl Interval; 2]; MT],
@@ -174,7 +179,7 @@ impl<const MT: usize, const DT: usize, const OT: usize, const QT: usize, A: Arra
     ) -> [[Operand; NT]; MT] {
         mask(&mut s, keys);
         // SAFETY: the caller's promise.
-        unsafe { self.softmax_exact::<E, NT, T>(s, team) }
+        unsafe { self.softmax_exact::<B, NT, T>(s, team) }
     }
 
     /// Line 9, and the factor of line 10, with new maxima: the same in all warps of a team.
@@ -182,7 +187,7 @@ impl<const MT: usize, const DT: usize, const OT: usize, const QT: usize, A: Arra
     /// # Safety
     /// The conditions of [`Warp::new`].
     #[inline(always)]
-    pub unsafe fn softmax_exact<E: Element, const NT: usize, const T: usize>(
+    pub unsafe fn softmax_exact<B: Numbers, const NT: usize, const T: usize>(
         &mut self,
         mut s: [[Accumulator; NT]; MT],
         team: &Team<T>,
@@ -210,7 +215,7 @@ impl<const MT: usize, const DT: usize, const OT: usize, const QT: usize, A: Arra
             for ot in 0..OT {
                 self.o[mt][ot].scale_rows(factors);
             }
-            p[mt] = s[mt].map(Accumulator::to_operand::<E>);
+            p[mt] = s[mt].map(Accumulator::to_operand::<B::Values>);
         }
         p
     }
@@ -220,18 +225,24 @@ impl<const MT: usize, const DT: usize, const OT: usize, const QT: usize, A: Arra
     /// # Safety
     /// The conditions of [`Warp::new`].
     #[inline(always)]
-    pub unsafe fn accumulate_masked<E: Element, M: Mask, I: Visible, const NT: usize>(
+    pub unsafe fn accumulate_masked<
+        B: Numbers,
+        M: Mask,
+        I: Visible,
+        const NT: usize,
+        const VT: usize,
+    >(
         &mut self,
         p: [[Operand; NT]; MT],
-        v_tile: SharedTile<DT, A>,
+        v_tile: SharedTile<VT, A>,
         keys: [[I; 2]; MT],
     ) {
         // SAFETY: the caller's promise.
         unsafe {
-            if !M::UNIFORM && has_non_finite::<E, A, NT, OT, DT>(v_tile, |dt| dt) {
-                I::accumulate_guarded::<E, MT, DT, OT, QT, NT, A, C>(self, p, v_tile, keys);
+            if !M::UNIFORM && has_non_finite::<B, A, NT, OT, VT>(v_tile, |dt| dt) {
+                I::accumulate_guarded::<B, MT, DT, OT, QT, NT, VT, A, C>(self, p, v_tile, keys);
             } else {
-                self.accumulate::<E, NT>(p, v_tile);
+                self.accumulate::<B, NT, VT>(p, v_tile);
             }
         }
     }
@@ -241,10 +252,10 @@ impl<const MT: usize, const DT: usize, const OT: usize, const QT: usize, A: Arra
     /// # Safety
     /// The conditions of [`Warp::new`].
     #[inline(always)]
-    pub unsafe fn accumulate<E: Element, const NT: usize>(
+    pub unsafe fn accumulate<B: Numbers, const NT: usize, const VT: usize>(
         &mut self,
         p: [[Operand; NT]; MT],
-        v_tile: SharedTile<DT, A>,
+        v_tile: SharedTile<VT, A>,
     ) {
         let lane = lane_in_step(v_tile);
         // A loop, because the compiler orders the code of `map` so that it takes more registers.
@@ -256,13 +267,13 @@ impl<const MT: usize, const DT: usize, const OT: usize, const QT: usize, A: Arra
             slices
         };
         // SAFETY: the caller's promise.
-        unsafe { multiply::<E, A, MT, NT, OT, DT>(&mut self.o, p, v_tile, lane, |dt| dt) }
+        unsafe { multiply::<B, A, MT, NT, OT, VT>(&mut self.o, p, v_tile, lane, |dt| dt) }
     }
 }
 
 /// The lane, [opaque in each step](opaque_in): the addresses of a lane's fragments would take a dozen registers for the
 /// whole loop. Shared addresses stay below 2^31.
 #[inline(always)]
-fn lane_in_step<const DT: usize, A: Arrangement>(tile: SharedTile<DT, A>) -> u32 {
+pub(super) fn lane_in_step<const DT: usize, A: Arrangement>(tile: SharedTile<DT, A>) -> u32 {
     opaque_in(special::lane(), tile.base)
 }

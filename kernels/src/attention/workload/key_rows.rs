@@ -146,7 +146,7 @@ impl KeyRows for PageRows {
 
 /// The numbers of a batch entry's pages.
 #[derive(Clone, Copy, Default)]
-struct Table {
+pub struct Table {
     /// Address of the first one.
     address: u64,
     /// The last one that is readable.
@@ -158,8 +158,9 @@ struct Table {
 }
 
 impl Table {
+    /// The pages of a batch entry.
     #[inline(always)]
-    fn new(params: &ForwardParams, batch: u32) -> Self {
+    pub fn new(params: &ForwardParams, batch: u32) -> Self {
         let (options, pages) = (&params.options, &params.options.pages);
         let first = i64::from(batch) * pages.batch_stride;
         Table {
@@ -173,7 +174,7 @@ impl Table {
 
     /// The page of a key, which may not exist.
     #[inline(always)]
-    fn page(self, key: u32) -> u32 {
+    pub fn page(self, key: u32) -> u32 {
         let index = (key >> self.keys_log2).min(self.last);
         // SAFETY: a launch with pages has numbers up to the last one.
         unsafe { load_entry(self.address + 4 * u64::from(index), self.pages) }

@@ -7,6 +7,7 @@
 //! | [`walk`] | the walk of query rows over blocks of keys | both |
 //! | `tile` | the query tile and the split of the keys that a block takes | PTX |
 //! | `key_rows` | where the rows of k and v lie | PTX |
+//! | `descales` | what the numbers of a cache of e4m3 are multiplied by | PTX |
 //! | `visits` | the blocks of keys that a query tile visits | PTX |
 //! | `alternate` | the batch entry and the head of a number in the order of tiles | PTX |
 
@@ -16,6 +17,8 @@ pub mod walk;
 
 #[cfg(target_arch = "nvptx64")]
 pub mod alternate;
+#[cfg(target_arch = "nvptx64")]
+pub mod descales;
 #[cfg(target_arch = "nvptx64")]
 pub mod key_rows;
 #[cfg(target_arch = "nvptx64")]

@@ -9,6 +9,7 @@ use crate::attention::options::mask::Mask;
 use crate::attention::options::score::Score;
 use crate::layout::rows::{Rows, Strided};
 use crate::ptx::{global, special, switch};
+use crate::tile::Numbers;
 use crate::tile::registers::opaque;
 
 /// A query tile of a batch entry and its heads, and a split of the keys.
@@ -126,15 +127,15 @@ impl<H: Heads> WorkTile<H> {
         rows.skip(first)
     }
 
-    /// The rows of k, or of v where `dim_v` is `dim`, from key `first` on, where `R` says.
+    /// The rows of k, or of v where `dim_v` is `dim`, from key `first` on, where `R` says; their elements hold numbers `B`.
     #[inline(always)]
-    pub fn key_rows<R: KeyRows>(
+    pub fn key_rows<R: KeyRows, B: Numbers>(
         &self,
         params: &ForwardParams,
         tensor: &TensorRef,
         first: u32,
     ) -> R::Rows {
-        self.rows_of_keys::<R>(params, tensor, first, self.dim)
+        self.rows_of_keys::<R>(params, tensor, first, self.dim / B::SLICES as u32)
     }
 
     /// The rows of k from key `first` on, in a kernel with such scores.

@@ -157,7 +157,7 @@ impl<C: Score, const OT: usize> Rows<C, OT> {
                 let totals = (team.side == 0).then_some(totals);
                 let column = |ot| column(ot) as u32;
                 let rows = (first, exist);
-                return store_partial::<_, C, _, _>(params, &work, rows, o, totals, column);
+                return store_partial::<E, _, C, _, _>(params, &work, rows, o, totals, column);
             }
             let o_tile = SharedTile::<DT>::new(shared::base());
             barrier::block();

@@ -42,49 +42,7 @@ impl Score for Optional {
 
     #[inline(always)]
     fn new(params: &ForwardParams, batch: u32, head: u32) -> Self {
-        let options = &params.options;
-        let (alibi, softcap) = (switch::alibi() != 0, switch::softcap() != 0);
-        let cap = options.softcap.max(LEAST_SOFTCAP).min(MOST_SOFTCAP);
-        let base2 = math::mul_rz(LOG2_E, if softcap { cap } else { params.scale });
-        let scale = match (alibi || has_bias(), softcap) {
-            (true, _) => SoftmaxScale {
-                log2: 1.0,
-                negative: false,
-            },
-            (false, true) => SoftmaxScale {
-                log2: base2,
-                negative: false,
-            },
-            (false, false) => SoftmaxScale::new(params.scale),
-        };
-        let mut score = Optional {
-            // Finite: times 0 it is 0.
-            factor: (2.0 * LOG2_E * params.scale * math::reciprocal(cap))
-                .max(f32::MIN)
-                .min(f32::MAX),
-            base2,
-            slope: 0.0,
-            slopes: options.alibi,
-            scale,
-            queries: params.seqlen_q as i32,
-            keys: params.seqlen_kv as i32,
-            ranges: options.key_ranges
-                + size_of::<KeyRange>() as u64 * u64::from(batch) * u64::from(params.seqlen_q),
-            bias: Pairs::new(
-                &options.bias,
-                [batch, head],
-                if switch::bias() == BIAS_F32 { 4 } else { 2 },
-            ),
-        };
-        // Without slopes the switch is on for a far scale alone.
-        if alibi && options.alibi != 0 {
-            let (batch, head) = (i64::from(batch), i64::from(head));
-            let place = batch * options.alibi_batch + head * options.alibi_head;
-            score.slopes = options.alibi.wrapping_add_signed(4 * place);
-            // SAFETY: a launch has a slope for each head.
-            score.slope = unsafe { slope_at(score.slopes) };
-        }
-        score
+        Self::with_scale(params, batch, head, params.scale)
     }
 
     #[inline(always)]
@@ -184,6 +142,59 @@ impl Score for Optional {
 }
 
 impl Optional {
+    /// The scores of a batch entry's query head, with another scale.
+    #[inline(always)]
+    pub(in crate::attention::options) fn with_scale(
+        params: &ForwardParams,
+        batch: u32,
+        head: u32,
+        scale: f32,
+    ) -> Self {
+        let options = &params.options;
+        let (alibi, softcap) = (switch::alibi() != 0, switch::softcap() != 0);
+        let cap = options.softcap.max(LEAST_SOFTCAP).min(MOST_SOFTCAP);
+        let base2 = math::mul_rz(LOG2_E, if softcap { cap } else { scale });
+        let of_softmax = match (alibi || has_bias(), softcap) {
+            (true, _) => SoftmaxScale {
+                log2: 1.0,
+                negative: false,
+            },
+            (false, true) => SoftmaxScale {
+                log2: base2,
+                negative: false,
+            },
+            (false, false) => SoftmaxScale::new(scale),
+        };
+        let mut score = Optional {
+            // Finite: times 0 it is 0.
+            factor: (2.0 * LOG2_E * scale * math::reciprocal(cap))
+                .max(f32::MIN)
+                .min(f32::MAX),
+            base2,
+            slope: 0.0,
+            slopes: options.alibi,
+            scale: of_softmax,
+            queries: params.seqlen_q as i32,
+            keys: params.seqlen_kv as i32,
+            ranges: options.key_ranges
+                + size_of::<KeyRange>() as u64 * u64::from(batch) * u64::from(params.seqlen_q),
+            bias: Pairs::new(
+                &options.bias,
+                [batch, head],
+                if switch::bias() == BIAS_F32 { 4 } else { 2 },
+            ),
+        };
+        // Without slopes the switch is on for a far scale alone.
+        if alibi && options.alibi != 0 {
+            let (batch, head) = (i64::from(batch), i64::from(head));
+            let place = batch * options.alibi_batch + head * options.alibi_head;
+            score.slopes = options.alibi.wrapping_add_signed(4 * place);
+            // SAFETY: a launch has a slope for each head.
+            score.slope = unsafe { slope_at(score.slopes) };
+        }
+        score
+    }
+
     /// Address of the head's slope, or of those of its queries.
     #[inline(always)]
     pub(in crate::attention::options) fn slopes(self) -> u64 {

@@ -1,0 +1,107 @@
+//! Keys and values of e4m3 beside queries of 16 bits.
+
+use super::{E4M3_CACHE, PREFIX, RawOptions};
+use crate::error::{Error, Result};
+use crate::forward::Problem;
+use crate::tensor::{RawTensor, expect_shape};
+use kernels::abi::DescalesRef;
+
+/// Keys of the smallest pages that may have descales of their own: a product of tensor cores takes so many.
+const LEAST_PAGE: usize = 16;
+
+/// Numbers of e4m3 in 16 bytes.
+const VECTOR: usize = 16;
+
+/// A [cache of e4m3](crate::Attention::forward_e4m3_cache) by address: k and v of a call hold bytes, [`F8E4M3`](crate::F8E4M3), and
+/// stand for these numbers times a descale.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct RawE4m3Cache {
+    /// Descales of k, `f32[batch, kv_heads]` or, of pages, `f32[pages, kv_heads]`; all are 1 without them.
+    pub k: Option<RawTensor<2>>,
+    /// Descales of v, likewise.
+    pub v: Option<RawTensor<2>>,
+    /// Whether each page has descales of its own.
+    pub of_pages: bool,
+}
+
+impl RawE4m3Cache {
+    /// This cache, with the descales of others where it has none.
+    pub(crate) fn or(self, others: Option<Self>) -> Self {
+        match (self.k, self.v) {
+            (None, None) => others.unwrap_or(self),
+            _ => self,
+        }
+    }
+
+    /// Checks the call's keys and values, of a valid problem, and the descales.
+    pub(crate) fn validate(
+        &self,
+        p: &Problem,
+        options: &RawOptions,
+        [k, v]: [&RawTensor; 2],
+    ) -> Result<()> {
+        let of_problem = super::first_of_pairs(p, options);
+        let others = [
+            (super::FP8, options.fp8.is_some()),
+            (PREFIX, options.prefix.is_some()),
+            (super::INVARIANT, options.batch_invariant),
+        ];
+        let other = others.into_iter().find(|(_, is_on)| *is_on);
+        if let Some(other) = of_problem.or(other.map(|(name, _)| name)) {
+            return Err(Error::Excluded(E4M3_CACHE, other));
+        }
+        for (argument, tensor) in [("k", k), ("v", v)] {
+            if !tensor.has_vectors(VECTOR) && !p.is_empty() {
+                return Err(Error::E4m3Rows(argument));
+            }
+        }
+        let entries = match self.of_pages {
+            false => p.batch,
+            true if options.pages.is_none() => {
+                return Err(Error::Needs("descales of pages", super::PAGES));
+            }
+            true if k.shape[2] < LEAST_PAGE => return Err(Error::E4m3Page(k.shape[2])),
+            true => k.shape[0],
+        };
+        self.expect_descales([entries, p.kv_heads])
+    }
+
+    /// Checks that descales have a shape.
+    pub(crate) fn expect_descales(&self, shape: [usize; 2]) -> Result<()> {
+        for (argument, descales) in [("k_descales", &self.k), ("v_descales", &self.v)] {
+            if let Some(descales) = descales {
+                expect_shape(argument, &shape, &descales.shape)?;
+                descales.expect_span(argument)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Descales as kernels read them.
+    pub(crate) fn of_kernels(&self) -> [DescalesRef; 2] {
+        [self.k, self.v]
+            .map(|descales| {
+                let descales = descales?;
+                let [batch_stride, head_stride] =
+                    descales.used_strides().map(|stride| stride as i64);
+                Some(DescalesRef {
+                    address: descales.address,
+                    batch_stride,
+                    head_stride,
+                    of_pages: self.of_pages.into(),
+                })
+            })
+            .map(Option::unwrap_or_default)
+    }
+}
+
+/// Keys or values of e4m3 as a tensor of pairs, which kernels copy like elements of 16 bits. Rows are whole vectors.
+pub(crate) fn in_pairs(tensor: RawTensor) -> RawTensor {
+    let [batch, heads, rows, dim] = tensor.shape;
+    let [batch_stride, head_stride, row_stride, _] = tensor.used_strides().map(|stride| stride / 2);
+    RawTensor {
+        address: tensor.address,
+        shape: [batch, heads, rows, dim / 2],
+        strides: [batch_stride, head_stride, row_stride, 1],
+    }
+}
