@@ -122,45 +122,44 @@ fn lengths(device: &Device) -> Outcome {
     PASSED
 }
 
-/// Pages in any order, of each size, with lengths that end inside them.
-fn descales_of_pages(device: &Device) -> Outcome {
-    for (i, log2) in (4..8).enumerate() {
-        let keys = 1 << log2;
-        let window = Window {
-            left: [None, Some(keys)][i % 2],
-            right: None,
-        };
-        let case = Case {
-            dtype: [Dtype::F16, Dtype::Bf16][i % 2],
-            batch: 2,
-            heads: 6,
-            kv_heads: 2,
-            seqlen_q: 2,
-            seqlen_kv: 6 * keys,
-            causal: true,
-            splits: [0, 3][i % 2],
-            modifiers: Modifiers {
-                window,
-                sequences: Some(Sequences::Padded {
-                    q: vec![2, 1],
-                    kv: vec![4 * keys as i32, 3 * keys as i32 + 1],
-                }),
-                pages: Some(Pages {
-                    count: 9,
-                    keys,
-                    of: [[8, 3, 0, 5, -1, 77], [2, 7, 3, 6, i32::MAX, -9]].concat(),
-                }),
-                ..Modifiers::default()
+/// Pages in any order, of `16 << i` keys with descales of their own, with lengths that end inside them.
+pub fn paged_case(i: usize, dim: usize) -> Case {
+    let keys = 16 << i;
+    let case = Case {
+        dtype: [Dtype::F16, Dtype::Bf16][i % 2],
+        batch: 2,
+        heads: 6,
+        kv_heads: 2,
+        seqlen_q: 2,
+        seqlen_kv: 6 * keys,
+        dim,
+        causal: true,
+        splits: [0, 3][i % 2],
+        modifiers: Modifiers {
+            window: Window {
+                left: [None, Some(keys)][i % 2],
+                right: None,
             },
-            ..Case::default()
-        };
-        for dim in [64, 128, 256] {
-            let case = Case {
-                dim,
-                ..case.clone()
-            };
-            case.with_e4m3(Descales::Pages).check(device)?;
-        }
+            sequences: Some(Sequences::Padded {
+                q: vec![2, 1],
+                kv: vec![4 * keys as i32, 3 * keys as i32 + 1],
+            }),
+            pages: Some(Pages {
+                count: 9,
+                keys,
+                of: [[8, 3, 0, 5, -1, 77], [2, 7, 3, 6, i32::MAX, -9]].concat(),
+            }),
+            ..Modifiers::default()
+        },
+        ..Case::default()
+    };
+    case.with_e4m3(Descales::Pages)
+}
+
+/// Pages of each size.
+fn descales_of_pages(device: &Device) -> Outcome {
+    for (i, dim) in (0..4).flat_map(|i| [64, 128, 256].map(|dim| (i, dim))) {
+        paged_case(i, dim).check(device)?;
     }
     PASSED
 }

@@ -9,6 +9,7 @@ mod change;
 mod combine;
 mod csr;
 mod decode;
+mod e4m3;
 mod far;
 mod forward;
 mod fp8;
@@ -79,6 +80,7 @@ pub fn tests() -> Vec<Test> {
         pages::MUTANTS,
         latent::MUTANTS,
         fp8::MUTANTS,
+        e4m3::MUTANTS,
         invariance::MUTANTS,
         #[cfg(feature = "ladder")]
         rungs::MUTANTS,
@@ -142,6 +144,7 @@ impl Subject {
             (None, None) => match pages::runs(name)
                 .or(latent::runs(name))
                 .or(fp8::runs(name))
+                .or(e4m3::runs(name))
                 .or(invariance::runs(kernel.name))
             {
                 Some((runs, switches)) => (Some(runs), switches),
