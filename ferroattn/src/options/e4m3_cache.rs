@@ -79,19 +79,21 @@ impl RawE4m3Cache {
 
     /// Descales as kernels read them.
     pub(crate) fn of_kernels(&self) -> [DescalesRef; 2] {
-        [self.k, self.v]
-            .map(|descales| {
-                let descales = descales?;
-                let [batch_stride, head_stride] =
-                    descales.used_strides().map(|stride| stride as i64);
-                Some(DescalesRef {
-                    address: descales.address,
-                    batch_stride,
-                    head_stride,
-                    of_pages: self.of_pages.into(),
-                })
-            })
-            .map(Option::unwrap_or_default)
+        [self.k, self.v].map(|descales| descales_ref(descales, self.of_pages))
+    }
+}
+
+/// Descales as kernels read them; of each page, or of each entry of the batch.
+pub(crate) fn descales_ref(descales: Option<RawTensor<2>>, of_pages: bool) -> DescalesRef {
+    let Some(descales) = descales else {
+        return DescalesRef::default();
+    };
+    let [batch_stride, head_stride] = descales.used_strides().map(|stride| stride as i64);
+    DescalesRef {
+        address: descales.address,
+        batch_stride,
+        head_stride,
+        of_pages: of_pages.into(),
     }
 }
 

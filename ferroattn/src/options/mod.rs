@@ -33,7 +33,7 @@ pub(crate) use blocks::{Tiles, WARPGROUP_ROWS};
 pub(crate) use custom::BorrowedCustom;
 pub use custom::{CustomArray, CustomKernels, RawArray, RawCustom};
 pub use e4m3_cache::RawE4m3Cache;
-pub(crate) use e4m3_cache::in_pairs;
+pub(crate) use e4m3_cache::{descales_ref, in_pairs};
 pub use fp8::{Fp8, RawE4m3};
 #[cfg(feature = "cpu")]
 pub use head::HostOptions;

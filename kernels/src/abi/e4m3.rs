@@ -30,7 +30,10 @@ pub struct AppendE4m3Params {
 
 /// Descales in device memory: `f32[batch, kv_heads]` or, where pages have their own, `f32[pages, kv_heads]`. They are finite.
 #[repr(C)]
-#[cfg_attr(not(target_arch = "nvptx64"), derive(bytemuck::NoUninit))]
+#[cfg_attr(
+    not(target_arch = "nvptx64"),
+    derive(bytemuck::Pod, bytemuck::Zeroable)
+)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DescalesRef {
     /// Device address of the first one; 0 if all are 1.

@@ -1,25 +1,9 @@
 //! Arguments of the kernels for FP8: those that round to e4m3, and the one that multiplies it.
 
-use super::{ForwardParams, TensorMap, TensorRef};
+use super::{DescalesRef, ForwardParams, TensorMap, TensorRef};
 
 /// Rows of a tile of a kernel that rounds, and keys that share a scale.
 pub const FP8_BLOCK: u32 = 128;
-
-/// Numbers by which heads of e4m3 are multiplied, `f32[batch, kv_heads]`.
-#[repr(C)]
-#[cfg_attr(
-    not(target_arch = "nvptx64"),
-    derive(bytemuck::Pod, bytemuck::Zeroable)
-)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct DescaleRef {
-    /// Device address, or 0 where all are 1.
-    pub address: u64,
-    /// Elements from one batch entry to the next.
-    pub batch_stride: i64,
-    /// Elements from one head to the next.
-    pub head_stride: i64,
-}
 
 /// Arguments of the kernel that rounds rows of q or k to e4m3. Scales are powers of two, so that they round nothing.
 ///
@@ -31,7 +15,7 @@ pub struct RoundRowsParams {
     /// The rows, `[batch, heads, rows, dim]`; of 16 bits [aligned](TensorRef::is_aligned).
     pub rows: TensorRef,
     /// Of rows of e4m3, what multiplies q and k; it goes into the scales of q.
-    pub descales: [DescaleRef; 2],
+    pub descales: [DescalesRef; 2],
     /// Device address of the rounded rows, e4m3 `[batch, heads, rows, row_bytes]`, row-major, with zeros behind `dim`.
     pub rounded: u64,
     /// Device address of the scales: `f32[batch, heads, rows]`, or `f32[batch, heads, ceil(rows / 128)]` of blocks of 128 rows.
@@ -69,7 +53,7 @@ pub struct RoundValuesParams {
     /// The values, `[batch, heads, keys, dim]`; of 16 bits [aligned](TensorRef::is_aligned).
     pub values: TensorRef,
     /// Of values of e4m3, what multiplies them.
-    pub descale: DescaleRef,
+    pub descale: DescalesRef,
     /// Device address of the moments of each part of the keys, `[batch, heads, parts, 4, dim]` words: sums, least and largest
     /// numbers, and the number of the first key that is not finite.
     pub moments: u64,

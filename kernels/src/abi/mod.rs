@@ -54,7 +54,7 @@ pub use divide::Divisor;
 pub use e4m3::{AppendE4m3Params, DescalesRef, E4m3Params};
 pub use event::Event;
 pub use forward::{ForwardParams, MAX_SEQLEN};
-pub use fp8::{DescaleRef, FP8_BLOCK, Fp8Params, RoundRowsParams, RoundValuesParams};
+pub use fp8::{FP8_BLOCK, Fp8Params, RoundRowsParams, RoundValuesParams};
 pub use gemm::{GemmParams, HopperGemmParams, MAX_DEPTH, MatrixRef};
 pub use merge::{MergeBackwardParams, MergeParams, MergeParts, PartRef};
 pub use options::{

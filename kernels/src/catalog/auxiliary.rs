@@ -58,8 +58,10 @@ impl Auxiliary {
     pub const PACK_ROWS: u32 = 64;
     /// Rows of a head that a block spreads or gathers, a quarter of a warp each.
     pub const SPREAD_ROWS: u32 = 4 * Self::WARPS;
-    /// Warps of a block that rounds to e4m3, or finds moments.
+    /// Warps of a block that rounds v to e4m3, or finds moments.
     pub const ROUND_WARPS: u32 = 8;
+    /// Warps of a block that rounds rows of q or k.
+    pub const ROW_WARPS: u32 = 16;
     const BULK_STAGES: u32 = 2;
 
     /// Element type; kernels that serve all types have none.
@@ -188,7 +190,7 @@ impl Spec for Auxiliary {
             // With 8 blocks on a multiprocessor the partial results that it loads ahead spill.
             Auxiliary::Combine(_) => Launch::new(Self::WARPS, 7, 0),
             Auxiliary::Pack => Launch::new(Self::WARPS, 8, 16 * 32 * Self::WARPS),
-            _ if self.rounds_rows() => Launch::new(Self::ROUND_WARPS, 2, 4 * Self::ROUND_WARPS),
+            _ if self.rounds_rows() => Launch::new(Self::ROW_WARPS, 2, 4 * Self::ROW_WARPS),
             // Four words of 8 columns a thread.
             Auxiliary::Moments(_) => {
                 Launch::new(Self::ROUND_WARPS, 4, 4 * 8 * 4 * 32 * Self::ROUND_WARPS)

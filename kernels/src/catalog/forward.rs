@@ -218,9 +218,9 @@ impl Spec for Forward {
     fn code(&self) -> Code {
         if !self.kind.mask.has_options() {
             return Code {
-                // Eight words once a tile, beside O of 256 columns.
+                // Ten words once a tile, stored and loaded, beside O of 256 columns.
                 most_spills: if self.is_fp8() && self.dim == 256 {
-                    64
+                    80
                 } else {
                     0
                 },

@@ -22,8 +22,11 @@ pub const fn queries_log2(dim: u32) -> i32 {
     15 - KEYS_LOG2 - if dim_log2 < 3 { 3 } else { dim_log2 }
 }
 
-/// Threads of a block that rounds.
+/// Threads of a block that rounds v.
 pub const ROUND_THREADS: u32 = 256;
+
+/// Threads of a block that rounds rows of q or k.
+pub const ROW_THREADS: u32 = 512;
 
 /// Threads that have a row, eight elements each: a power of two.
 #[must_use]

@@ -3,12 +3,12 @@
 use crate::error::Result;
 use crate::forward::plan::Draft;
 use crate::forward::{Problem, RawForward};
+use crate::options::descales_ref;
 use crate::plan::{MapPlace, Step, Steps};
-use crate::tensor::RawTensor;
 use crate::tensor_map::tensor_map;
 use bytemuck::NoUninit;
 use kernels::abi::{
-    DescaleRef, FP8_BLOCK, ForwardParams, Fp8Params, RoundRowsParams, RoundValuesParams, TensorRef,
+    DescalesRef, FP8_BLOCK, ForwardParams, Fp8Params, RoundRowsParams, RoundValuesParams, TensorRef,
 };
 use kernels::catalog::{self, Auxiliary, Dtype, Family};
 use kernels::layout::element::CHUNK;
@@ -38,7 +38,7 @@ struct Inputs {
     row_bytes: usize,
     rotates: bool,
     /// What multiplies q, k and v of e4m3.
-    descales: [DescaleRef; 3],
+    descales: [DescalesRef; 3],
     rounds_rows: Auxiliary,
     /// What finds moments, and what rounds.
     rounds_values: [Option<Auxiliary>; 2],
@@ -69,9 +69,7 @@ impl Inputs {
             Some(e4m3) => Inputs {
                 dim: args.q.shape[3] as u32,
                 dim_v: args.v.shape[3] as u32,
-                descales: e4m3
-                    .descales()
-                    .map(|descale| descale.map_or(DescaleRef::default(), descale_ref)),
+                descales: e4m3.descales().map(|of| descales_ref(of, false)),
                 rounds_rows: Auxiliary::ScaleRows,
                 rounds_values: [None, Some(Auxiliary::TransposeValues)],
                 ..of_16_bits
@@ -96,16 +94,6 @@ impl Inputs {
             steps.reserve_zeros(all)?,
             steps.reserve_zeros(heads * bytes)?,
         ])
-    }
-}
-
-/// The numbers, for kernels.
-fn descale_ref(descale: RawTensor<2>) -> DescaleRef {
-    let [batch_stride, head_stride] = descale.used_strides().map(|stride| stride as i64);
-    DescaleRef {
-        address: descale.address,
-        batch_stride,
-        head_stride,
     }
 }
 

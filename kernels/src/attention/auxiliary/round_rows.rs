@@ -8,7 +8,7 @@
 use super::source::{Source, descale};
 use crate::abi::{FP8_BLOCK, RoundRowsParams, TensorRef};
 use crate::layout::element::{self, CHUNK};
-use crate::layout::fp8::{ROUND_THREADS, inverse_of, rotation_signs, row_lanes, scale_of};
+use crate::layout::fp8::{ROW_THREADS, inverse_of, rotation_signs, row_lanes, scale_of};
 use crate::ptx::convert::e4m3;
 use crate::ptx::{barrier, global, math, shared, shuffle, special};
 use crate::tile::registers::opaque;
@@ -20,14 +20,14 @@ use crate::tile::registers::opaque;
 /// rows and scales that do not overlap them.
 #[inline(always)]
 pub unsafe fn round_rows<E: Source, const W: u32>(params: &RoundRowsParams) {
-    const { assert!(32 * W == ROUND_THREADS) }
+    const { assert!(32 * W == ROW_THREADS) }
     // SAFETY: the caller's promise.
     unsafe {
         match row_lanes(params.dim) {
             _ if params.rotates != 0 => rotate_block::<E, W>(params),
-            8 => round_block::<E, W, 4>(params),
-            16 => round_block::<E, W, 8>(params),
-            _ => round_block::<E, W, 16>(params),
+            8 => round_block::<E, W, 2>(params),
+            16 => round_block::<E, W, 4>(params),
+            _ => round_block::<E, W, 8>(params),
         }
     }
 }
@@ -35,7 +35,7 @@ pub unsafe fn round_rows<E: Source, const W: u32>(params: &RoundRowsParams) {
 /// Rounds the block's rows, of which each thread has eight elements of `TURNS` rows. All are on their way at once.
 ///
 /// # Safety
-/// The conditions of [`round_rows`]; a row has two lanes for each turn.
+/// The conditions of [`round_rows`]; a row has four lanes for each turn.
 #[inline(always)]
 unsafe fn round_block<E: Source, const W: u32, const TURNS: usize>(params: &RoundRowsParams) {
     // SAFETY: the caller's promise: all threads of the block make the same calls.
