@@ -57,7 +57,16 @@ fn moves_no_more_than_needed(kernel: &Kernel) -> Outcome {
         let counters = counters(kernel, &case)?;
         let products = ["mma", "wgmma.mma_async"].map(|opcode| counters.total_of(opcode).executed);
         assert_eq!(products != [0, 0], !combines);
-        if let Some(line) = counters.bank_conflicts().next() {
+        // Beside e4m3 columns of q and o change their order, once a tile.
+        let reads_e4m3 = forward.is_some_and(|forward| forward.reads_e4m3());
+        let moves = |opcode: &str| {
+            reads_e4m3
+                && ["ld", "st"]
+                    .iter()
+                    .any(|name| opcode == format!("{name}.shared.b32"))
+        };
+        let mut conflicts = counters.bank_conflicts();
+        if let Some(line) = conflicts.find(|line| !moves(&line.opcode)) {
             return Err(format!("{case}: bank conflicts: {line:?}").into());
         }
         let rows = counters

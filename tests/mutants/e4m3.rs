@@ -42,7 +42,7 @@ pub const MUTANTS: &[Mutant] = &[
         kernel: DECODE,
         pattern: "cvt.rn.f16x2.e4m3x2",
         which: All,
-        change: |line| line.replace(", high;", ", low;"),
+        change: |line| line.replace(", high; }", ", low; }"),
     },
 ];
 
