@@ -8,6 +8,7 @@ use crate::run::Plan;
 use crate::shape::{Fp8Inputs, Pass, Shape};
 use crate::subject::{Contenders, Subject, with_rungs};
 use anyhow::{Context, Result, bail};
+use bytemuck::Pod;
 use ferroattn::check::{self, Forward};
 use ferroattn::{
     Accumulation, Attention, BackwardInputs, Device, Element, Error, Problem, RawForward,
@@ -200,7 +201,7 @@ pub struct Bench<T> {
 }
 
 /// K or V on a device, of row-major elements; heads lie inside of the keys of pages, as engines have them.
-fn keys<T: Element>(
+pub fn keys<T: Pod>(
     device: &Device,
     shape: &Shape,
     dim: usize,
@@ -263,8 +264,8 @@ impl<T: Element> Bench<T> {
         for (elements, dim) in [(1, shape.dim), (2, shape.dim_v())] {
             share_prefix(shape, dim, &mut host[elements]);
         }
-        let is_e4m3 = shape.fp8 == Some(Fp8Inputs::E4m3);
-        let e4m3 = is_e4m3.then(|| E4m3Inputs::new(device, &problem, &mut host));
+        let is_e4m3 = shape.fp8.is_some_and(Fp8Inputs::are_e4m3);
+        let e4m3 = is_e4m3.then(|| E4m3Inputs::new(device, shape, &problem, &mut host));
         let [q, k, v] = &host;
         let prefix = shape.prefix.map(|_| {
             let tensor = |dim, elements| prefix(device, shape, dim, elements);
@@ -319,8 +320,14 @@ impl<T: Element> Bench<T> {
             let values = k.view().narrow(3, 0, self.shape.dim_v())?;
             return Ok(attention.forward_into(q, k, &values, o, lse)?);
         }
-        if let Some(E4m3Inputs { q, k, v }) = &self.e4m3 {
-            return Ok(attention.forward_e4m3_into(q, k, v, o, lse)?);
+        match &self.e4m3 {
+            Some(E4m3Inputs { q: Some(q), k, v }) => {
+                return Ok(attention.forward_e4m3_into(q, k, v, o, lse)?);
+            }
+            Some(E4m3Inputs { q: None, k, v }) => {
+                return Ok(attention.forward_e4m3_cache_into(q, k, v, o, lse)?);
+            }
+            None => {}
         }
         let launched = match &mut self.gradients {
             None => attention.forward_into(q, k, v, o, lse),
@@ -334,12 +341,16 @@ impl<T: Element> Bench<T> {
 
     /// The tensors of a call.
     pub fn args(&mut self) -> RawForward {
-        let [q, k, v] = match &self.e4m3 {
-            None => [&self.q, &self.k, &self.v].map(Tensor::as_raw),
-            Some(E4m3Inputs { q, k, v }) => [q, k, v].map(Tensor::as_raw),
-        };
+        let mut inputs = [&self.q, &self.k, &self.v].map(Tensor::as_raw);
+        if let Some(E4m3Inputs { q, k, v }) = &self.e4m3 {
+            let q = q.as_ref().map_or(inputs[0], Tensor::as_raw);
+            inputs = [q, k.as_raw(), v.as_raw()];
+        }
+        let [q, k, v] = inputs;
         let mut options = RawOptions::default();
-        options.e4m3 = self.shape.fp8.and_then(Fp8Inputs::planned);
+        if let Some(inputs) = self.shape.fp8 {
+            inputs.plan(&mut options);
+        }
         RawForward {
             q,
             k,
@@ -367,12 +378,12 @@ impl<T: Element> Bench<T> {
             acc,
         };
         let rows = check::sample_rows(&self.problem, CHECKED_ROWS, self.seed);
-        let report = match &self.e4m3 {
+        let expected = self.e4m3.as_ref();
+        let expected =
+            expected.and_then(|inputs| inputs.expected::<T>(&self.problem, &call, &rows));
+        let report = match expected.transpose()? {
             None => check::check(&forward, &rows),
-            Some(inputs) => {
-                let expected = inputs.expected::<T>(&self.problem, &call, &rows)?;
-                expected.compare(&forward)
-            }
+            Some(expected) => expected.compare(&forward),
         };
         let passed = report.passed().then_some(());
         passed.with_context(|| format!("the result is wrong: {report}"))
@@ -419,7 +430,9 @@ impl<T: Element> Calls<T> {
             }
         }
         let rounded = match (shape.fp8, &calls[..]) {
-            (Some(_), [(_, attention, _), ..]) => Rounded::new(&mut bench, device, attention)?,
+            (Some(inputs), [(_, attention, _), ..]) if inputs.rounding().is_some() => {
+                Rounded::new(&mut bench, device, attention)?
+            }
             _ => None,
         };
         Ok(Calls {

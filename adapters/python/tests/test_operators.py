@@ -34,7 +34,7 @@ def arguments(
 ) -> tuple[Any, ...]:  # fmt: skip
     """Arguments of the operator `forward`."""
     tensors = (q, k, v, bias, None, sinks, None, cu, cu, None, None, None, None, None, None)
-    return (*tensors, None, None, True, -1, -1, 0.0, 0, 0, True, False, False, heads_first)
+    return (*tensors, None, None, True, -1, -1, 0.0, 0, 0, True, False, 0, heads_first)
 
 
 def test_checks_of_pytorch(device: str) -> None:
@@ -64,9 +64,10 @@ def test_checks_of_appending(device: str, heads_first: bool) -> None:
     lengths = torch.tensor([7, 0], dtype=torch.int32, device=device)
     angles = torch.rand(9, 8, device=device)
     for of_q, cos in ((q, angles), (None, None)):
-        call = (k, v, *caches, of_q, lengths, None, None, None, None, cos, cos, False, False, heads_first)
+        call = (k, v, *caches, of_q, lengths, None, None, None, None, cos, cos, None, None, False, False, False, heads_first)
         torch.library.opcheck(operators.append, call)
     packed = (k[0], v[0], *caches, q[0], None, None, None, torch.arange(k.shape[1], device=device)[:2], None, angles, angles)
+    packed = (*packed, None, None, False)
     if not heads_first:
         torch.library.opcheck(operators.append, (*packed, True, True, False))
 

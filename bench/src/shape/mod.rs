@@ -219,7 +219,7 @@ impl Shape {
         let attention = Attention::new()
             .causal(self.causal)
             .window(left, right)
-            .fp8(self.fp8.map(Fp8Inputs::rounding))
+            .fp8(self.fp8.and_then(Fp8Inputs::rounding))
             .batch_invariant(self.invariant.is_some())
             .split_keys(self.invariant.unwrap_or(0));
         match self.softcap {
@@ -270,8 +270,10 @@ impl Shape {
             k: shared(self.dim),
             v: shared(self.dim_v()),
         });
-        planned.fp8 = self.fp8.map(Fp8Inputs::rounding);
-        planned.e4m3 = self.fp8.and_then(Fp8Inputs::planned);
+        planned.fp8 = self.fp8.and_then(Fp8Inputs::rounding);
+        if let Some(inputs) = self.fp8 {
+            inputs.plan(&mut planned);
+        }
         planned.batch_invariant = self.invariant.is_some();
         planned.split_keys = self.invariant.unwrap_or(0);
         planned

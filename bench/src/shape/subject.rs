@@ -1,6 +1,6 @@
 //! An attention call, measured: its row in a table, bytes and operations, and who computes it.
 
-use super::{Dtype, Pass, Shape};
+use super::{Dtype, Fp8Inputs, Pass, Shape};
 use crate::contender::{ANY_ORDER, Calls, Choice, on_ladder};
 use crate::run::Plan;
 use crate::subject::{Contenders, Subject, exists};
@@ -45,7 +45,13 @@ impl Subject for Shape {
         let queries = self.batch * self.heads * self.seqlen;
         // Forward q, k, v and o; backward also their gradients.
         let tensors = if self.pass.is_forward() { 1 } else { 2 };
-        let elements = tensors * (queries * both + self.kv_heads() * keys * of_key);
+        let [q_bytes, key_bytes] = match self.fp8 {
+            Some(Fp8Inputs::E4m3) => [1, 1],
+            Some(Fp8Inputs::Cache) => [2, 1],
+            _ => [2, 2],
+        };
+        let of_queries = queries * (q_bytes * self.dim + size_of::<u16>() * self.dim_v());
+        let bytes = tensors * (of_queries + key_bytes * self.kv_heads() * keys * of_key);
         let pairs = self.seqlen * self.seqlen_kv();
         let bias = match (self.bias, self.pass) {
             (false, _) => 0,
@@ -53,7 +59,7 @@ impl Subject for Shape {
             (true, Pass::Backward) => size_of::<u16>() + size_of::<f32>(),
         };
         let mask = usize::from(self.block_mask.is_some());
-        (size_of::<u16>() * elements + (self.heads * bias + mask) * pairs) as f64
+        (bytes + (self.heads * bias + mask) * pairs) as f64
     }
 
     fn flops(&self) -> Result<f64> {
