@@ -73,6 +73,26 @@ const TESTED: &[(&str, &[&str])] = &[
     ),
     ("tests/pages.rs::wrong_pages", &["Attention::pages"]),
     (
+        "tests/fp8/e4m3.rs::wrong_calls",
+        &[
+            "Attention::descales",
+            "Attention::forward_e4m3",
+            "Attention::forward_e4m3_into",
+        ],
+    ),
+    (
+        "tests/e4m3_cache.rs::wrong_calls",
+        &[
+            "Attention::cache_descales",
+            "Attention::page_descales",
+            "Attention::forward_e4m3_cache",
+            "Attention::forward_e4m3_cache_into",
+            "Append::descales",
+            "Append::page_descales",
+            "Append::run_e4m3",
+        ],
+    ),
+    (
         "tests/decoder.rs::refused",
         &[
             "Decoder::new",
@@ -357,6 +377,7 @@ const SOUND: &[(&str, &[&str])] = &[
         "any number is legal",
         &[
             "Attention::window",
+            "Fp8::hadamard",
             "Element::from_f32",
             "Problem::widest",
             "Problem::is_empty",
@@ -368,7 +389,12 @@ const SOUND: &[(&str, &[&str])] = &[
     ),
     (
         "tensors of other shapes than the problem's panic, as documented",
-        &["Rounded::new"],
+        &[
+            "Rounded::new",
+            "Rounded::of_e4m3",
+            "Rounded::problem",
+            "forward::check::Expected::of_rounded",
+        ],
     ),
     ("any class is legal", &["Facts::emulated"]),
     (

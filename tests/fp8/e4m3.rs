@@ -23,6 +23,7 @@ pub fn tests() -> Vec<Test> {
         Test::new("e4m3_hidden", hidden),
         Test::new("e4m3_steep", steep),
         Test::new("e4m3_repeats", repeats),
+        Test::new("e4m3_wrong_calls", wrong_calls),
         Test::new("e4m3_loses_little", loses_little),
     ]
 }
@@ -296,6 +297,46 @@ fn repeats(device: &Device) -> Outcome {
         }
     }
     PASSED
+}
+
+/// Arguments that are wrong, one at a time, each named in one line.
+fn wrong_calls(device: &Device) -> Outcome {
+    let zeros = |shape| Tensor::<F8E4M3>::zeros(device, shape);
+    let q = zeros([2, 4, 5, 16])?;
+    let k = zeros([2, 2, 7, 16])?;
+    let of = |shape| Tensor::<f32, 2>::zeros(device, shape);
+    let (right, wrong) = (of([2, 2])?, of([2, 4])?);
+    let attention = Attention::new();
+    let refused = |attention: &Attention, v: &Tensor<F8E4M3>, reason: &str| {
+        let found = attention.forward_e4m3::<f16>(&q, &k, v);
+        let Err(error) = found else {
+            return Err(Failed::from(format!("{reason}: accepted")));
+        };
+        let error = error.to_string();
+        match error.contains(reason) && !error.contains('\n') {
+            true => Ok(()),
+            false => Err(format!("{error}, not {reason}").into()),
+        }
+    };
+    refused(&attention.descales(&wrong, &right, &right), &k, "q_descale")?;
+    refused(&attention.descales(&right, &wrong, &right), &k, "k_descale")?;
+    refused(&attention.descales(&right, &right, &wrong), &k, "v_descale")?;
+    refused(&attention, &zeros([2, 2, 6, 16])?, "v has shape")?;
+    refused(&attention.clone().window(3, 3), &k, "window")?;
+    refused(&attention.clone().softcap(3.0), &k, "softcap")?;
+    refused(&attention.clone().splits(2), &k, "splits")?;
+    refused(&attention.sinks(&Tensor::zeros(device, [4])?), &k, "sinks")?;
+    let mut o = Tensor::<f16>::zeros(device, [2, 4, 6, 16])?;
+    let mut lse = Tensor::<f32, 3>::zeros(device, [2, 4, 5])?;
+    let call = attention.descales(&right, &right, &right);
+    if call.forward_e4m3_into(&q, &k, &k, &mut o, &mut lse).is_ok() {
+        return Err("o of another shape was accepted".into());
+    }
+    let half = Tensor::<f16>::zeros(device, [2, 2, 5, 16])?;
+    match call.forward(&half, &half, &half) {
+        Err(error) if error.to_string().contains("descales") => PASSED,
+        _ => Err("descales of inputs of 16 bits were accepted".into()),
+    }
 }
 
 /// Values with a mean: o loses less than 0.5 % where tensor cores cut sums.

@@ -49,7 +49,8 @@ class Errors:
 
 def compare(name: str, q: Tensor, k: Tensor, v: Tensor) -> None:
     reference = exact(q, k, v)
-    for kind, fp8 in (("16 bits", False), ("FP8", True)):
+    kinds: tuple[tuple[str, ferroattn.functions.Fp8], ...] = (("16 bits", False), ("FP8", True), ("rotated", "hadamard"))
+    for kind, fp8 in kinds:
         o, _ = ferroattn.attention(q, k, v, fp8=fp8)
         print(f"{name:36} {kind:8} {Errors.of(o, reference)}")
 

@@ -41,7 +41,7 @@ impl Attention<'_> {
         if options.e4m3.is_some() {
             options.fp8 = options.fp8.or(Some(Fp8::new()));
         } else if self.tensors.descales.is_some() {
-            return Err(Error::NoOption("descales of inputs that are not e4m3"));
+            return Err(Error::Needs("descales", "q, k and v of e4m3"));
         }
         options.validate(&problem)?;
         expect_shape("o", &problem.o_shape(), &o.shape)?;

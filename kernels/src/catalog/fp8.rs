@@ -27,14 +27,15 @@ pub(super) const SM90: Tiles = &[
     (256, of_roles(2, 3)),
 ];
 
-/// Where outer sums take a part of the shared memory. At 256 their upper halves leave room for steps of 64 keys.
+/// Where outer sums take a part of the shared memory. At 128 they cost a stage, and Q its second slots: their upper halves in half the
+/// memory were 2 to 10 % slower. At 256 there is room for no more, with steps of 64 keys.
 pub(super) const TWO_LEVELS: Tiles = &[
     (64, of_roles(4, 8)),
     (
         128,
         Tile {
             q_slices: 128 / K,
-            ..of_roles(3, 4)
+            ..of_roles(3, 3)
         },
     ),
     (
@@ -50,8 +51,8 @@ pub(super) const TWO_LEVELS: Tiles = &[
 pub(super) const fn outer(kind: Loop, dim: u32) -> (&'static str, u32) {
     match (kind, dim) {
         (Loop::Fp8, _) => ("OneLevel", 0),
-        (_, 64) => ("Singles", 4),
-        _ => ("UpperHalves", 2),
+        (_, 256) => ("UpperHalves", 2),
+        _ => ("Singles", 4),
     }
 }
 
@@ -72,9 +73,10 @@ impl Roles {
     /// The roles in a tile. Together they have no more registers than the launch gave all warpgroups alike.
     pub fn new(tile: &Tile) -> Self {
         let consumers = tile.warps / 4 - 1;
-        let (q_slots, given, taken) = match consumers {
-            4 => (8, 24, 112),
-            3 => (6, 32, 160),
+        let (q_slots, given, taken) = match (consumers, tile.stages) {
+            (4, _) => (8, 24, 112),
+            (3, 4) => (6, 32, 160),
+            (3, _) => (3, 32, 160),
             _ => (2, 24, 240),
         };
         Roles {
