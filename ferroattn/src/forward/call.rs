@@ -186,8 +186,10 @@ impl Attention<'_> {
         o: &mut TensorBase<impl StorageMut<Item = T>>,
         lse: &mut TensorBase<impl StorageMut<Item = f32>, 3>,
     ) -> Result<()> {
-        let mut options = RawOptions::default();
-        options.e4m3_cache = Some(RawE4m3Cache::default());
+        let options = RawOptions {
+            e4m3_cache: Some(RawE4m3Cache::default()),
+            ..RawOptions::default()
+        };
         self.forward_tensors(q, k, v, o, lse, options)
     }
 
