@@ -246,7 +246,7 @@ fn every_number<T: Element>(device: &Device) -> Outcome {
     let all: Vec<F8E4M3> = (0..=255).map(F8E4M3::from_bits).collect();
     let zeros = Tensor::new(device, shape, &vec![F8E4M3::from_bits(0); 256])?;
     let v = Tensor::new(device, shape, &all)?;
-    let q = Tensor::new(device, shape, &vec![T::from_f32(1.0); 256])?;
+    let q = Tensor::new(device, shape, &[T::from_f32(1.0); 256])?;
     let alone = Attention::new().window(0, 0).scale(0.5);
     let (o, _) = alone.forward_e4m3_cache(&q, &zeros, &v)?;
     for (found, number) in o.to_vec()?.into_iter().zip(&all) {
