@@ -193,10 +193,10 @@ impl Attention<'_> {
         self.forward_tensors(q, k, v, o, lse, options)
     }
 
-    /// The call on tensors, with k and v of the type that `options` say.
-    fn forward_tensors<T: Element, N>(
+    /// The call on tensors, with q, k and v of the types that `options` say.
+    pub(super) fn forward_tensors<T: Element, Q, N>(
         &self,
-        q: &TensorBase<impl Storage<Item = T>>,
+        q: &TensorBase<impl Storage<Item = Q>>,
         k: &TensorBase<impl Storage<Item = N>>,
         v: &TensorBase<impl Storage<Item = N>>,
         o: &mut TensorBase<impl StorageMut<Item = T>>,

@@ -1,10 +1,9 @@
 //! The forward call on q, k and v of e4m3.
 
-use super::call::RawForward;
 use crate::attention::Attention;
 use crate::error::Result;
 use crate::options::{RawE4m3, RawOptions};
-use crate::tensor::{Element, Storage, StorageMut, Tensor, TensorBase, expect_device};
+use crate::tensor::{Element, Storage, StorageMut, Tensor, TensorBase};
 use float8::F8E4M3;
 
 impl<'a> Attention<'a> {
@@ -94,28 +93,16 @@ impl<'a> Attention<'a> {
         o: &mut TensorBase<impl StorageMut<Item = T>>,
         lse: &mut TensorBase<impl StorageMut<Item = f32>, 3>,
     ) -> Result<()> {
-        let device = q.device();
-        expect_device(&device, [("k", k.device()), ("v", v.device())])?;
-        expect_device(&device, [("o", o.device()), ("lse", lse.device())])?;
-        let stream = self.stream_of(&device)?;
         let descales = self.tensors.descales.as_ref();
         let [of_q, of_k, of_v] = [0, 1, 2].map(|i| descales.map(|descales| descales[i].raw()));
-        let args = RawForward {
-            q: q.as_raw(),
-            k: k.as_raw(),
-            v: v.as_raw(),
-            o: o.as_raw_mut(),
-            lse: lse.as_raw_mut(),
-            options: RawOptions {
-                e4m3: Some(RawE4m3 {
-                    q: of_q,
-                    k: of_k,
-                    v: of_v,
-                }),
-                ..RawOptions::default()
-            },
+        let options = RawOptions {
+            e4m3: Some(RawE4m3 {
+                q: of_q,
+                k: of_k,
+                v: of_v,
+            }),
+            ..RawOptions::default()
         };
-        // SAFETY: as in `forward_into`; the options say that q, k and v are of e4m3, and borrow their descales.
-        unsafe { self.forward_raw(&device, T::DTYPE, &args, stream) }
+        self.forward_tensors(q, k, v, o, lse, options)
     }
 }

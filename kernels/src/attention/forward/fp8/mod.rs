@@ -19,7 +19,8 @@
 //! rose is taken from the same scores, in f32.
 //!
 //! The tensor cores cut the sums of e4m3 towards zero (DeepSeek-V3's report, arXiv 2412.19437): O would shrink where V has one sign. So the
-//! mean of each column is taken out of V before it is rounded, and added to O.
+//! mean of each column is taken out of V before it is rounded, and added to O. Values that are e4m3 before the call keep it: there O is summed in
+//! two [levels](outer).
 //!
 //! Rounded values have 0 in the place of an infinity or a NaN, so that rows which do not see such a key are right. At the end a row has
 //! NaN in the columns where it sees one: each column has the number of its first such key.
