@@ -86,8 +86,8 @@ def attention(
         deterministic: Whether gradients are the same bits in every run; False may be faster.
         batch_invariant: Whether results of a query have the same bits beside any neighbours in the batch, and in any chunk of
             its sequence; gradients beside any neighbours.
-        fp8: Whether q, k and v are rounded to e4m3, which Hopper's tensor cores multiply at twice the rate; with "hadamard" rows of
-            q and k are rotated before, which spreads outliers. Such a call has `causal` and `scale` alone, and no gradient.
+        fp8: Whether q, k and v are rounded to e4m3, which Hopper's tensor cores multiply at twice the rate; with "hadamard" rows
+            of q and k are rotated before, which spreads outliers. Such a call has `causal` and `scale` alone, and no gradient.
             q, k and v may also be of float8_e4m3fn already.
         q_descale: What multiplies q of float8_e4m3fn, `float32[batch, kv_heads]`; None for 1.
         k_descale: What multiplies k of float8_e4m3fn, likewise. q may be of 16 bits: k and v are then a cache that few queries
@@ -112,7 +112,7 @@ def attention(
         prefix_pages, prefix_keys, scale, causal, left, right, softcap, splits, split_keys, deterministic, batch_invariant,
         _fp8(fp8), heads_first,
     )  # fmt: skip
-    if k.dtype == torch.float8_e4m3fn:
+    if _is_e4m3(k):
         if dtype not in (torch.float16, torch.bfloat16):
             raise TypeError(f"dtype is {dtype}; it must be torch.float16 or torch.bfloat16")
         descales = (q_descale, k_descale, v_descale, page_descales)
@@ -288,7 +288,7 @@ def flash_attn_func(
         NotImplementedError: There is dropout.
     """
     _no_dropout(dropout_p)
-    if k.dtype == torch.float8_e4m3fn or q_descale is not None or k_descale is not None or v_descale is not None:
+    if _is_e4m3(k) or q_descale is not None or k_descale is not None or v_descale is not None:
         result = attention(
             q, k, v, scale=softmax_scale, causal=causal, window=_window(window_size), softcap=softcap,
             alibi_slopes=alibi_slopes, bias=bias, mask=mask, sinks=sinks, batch_invariant=batch_invariant, fp8=fp8,
@@ -496,8 +496,8 @@ def flash_attn_with_kvcache(
         split_keys: Keys of a split, in place of num_splits, 0 for none.
         prefix, prefix_pages, prefix_keys: Keys and values that all entries share, before those of the cache; see `attention`.
             cache_seqlens does not count them, nor do positions.
-        k_descale, v_descale, page_descales: Of a cache of float8_e4m3fn, see `attention`; new keys and values are divided by them, and
-            rounded.
+        k_descale, v_descale, page_descales: Of a cache of float8_e4m3fn, see `attention`; new keys and values are divided by
+            them, and rounded.
         softmax_scale, causal, window_size, softcap, alibi_slopes, sinks, batch_invariant: See `flash_attn_func`.
 
     Returns:
@@ -590,6 +590,10 @@ def _window(window: Any) -> Window:
         raise TypeError(f"window_size must be two numbers, not {window!r}") from None
     # Bounds of -1, which most calls have, are no numbers of a tensor.
     return (left if type(left) is int else int(left)), (right if type(right) is int else int(right))
+
+
+def _is_e4m3(tensor: Any) -> bool:
+    return isinstance(tensor, Tensor) and tensor.dtype == torch.float8_e4m3fn
 
 
 def _fp8(fp8: Fp8) -> int:

@@ -15,9 +15,7 @@ def _rounded(*shape: int, device: str, size: float = 1.0) -> Tensor:
     return (size * torch.randn(*shape, device=device)).to(_E4M3)
 
 
-def _exact(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool = False, lengths: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
+def _exact(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, lengths: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """o and lse of `[batch, seqlen, heads, dim]` in float64."""
     q, k, v = (tensor.double().transpose(1, 2).cpu() for tensor in (q, k, v))
     group = q.shape[1] // k.shape[1]
@@ -133,9 +131,9 @@ def test_wrong_arguments(device: str) -> None:
     ones = torch.ones(1, 2, device=device)
     with pytest.raises(TypeError, match="descales need k and v of float8_e4m3fn"):
         ferroattn.attention(q, q, q, k_descale=ones)
-    with pytest.raises(TypeError, match="must be torch.float16 or torch.bfloat16"):
+    with pytest.raises(TypeError, match=r"must be torch\.float16 or torch\.bfloat16"):
         ferroattn.attention(e4m3, e4m3, e4m3, dtype=torch.float32)
-    with pytest.raises(ValueError, match='fp8 is "x"|fp8 is \'x\''):
+    with pytest.raises(ValueError, match="fp8 is 'x'"):
         ferroattn.attention(q, q, q, fp8="x")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="v must be of float8_e4m3fn"):
         ferroattn.attention(e4m3, e4m3, q)
