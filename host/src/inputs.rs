@@ -65,6 +65,7 @@ impl<'a> Source<'a> {
         let problem = args.call().problem(q, kv(args.dim), v)?;
         args.modifiers.expect_sequences(&problem)?;
         args.modifiers.expect_cache(&problem)?;
+        args.modifiers.expect_rounding()?;
         let dtype = args.dtype.unwrap_or(Dtype::F16);
         Ok(Source {
             args,
@@ -105,6 +106,7 @@ impl<'a> Source<'a> {
         }
         args.modifiers.expect_sequences(&problem)?;
         args.modifiers.expect_cache(&problem)?;
+        args.modifiers.expect_rounding()?;
         let dtype = args.dtype.unwrap_or(match of_file(tensors[0].1.dtype) {
             Dtype::Bf16 => Dtype::Bf16,
             _ => Dtype::F16,

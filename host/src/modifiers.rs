@@ -60,7 +60,7 @@ pub struct Modifiers {
     #[arg(long)]
     pub fp8: bool,
     /// Rotate rows of q and k before they are rounded, which spreads outliers over a row; with --fp8
-    #[arg(long, requires = "fp8")]
+    #[arg(long)]
     pub hadamard: bool,
     /// Results of a query have the same bits beside any neighbours in the batch, and in any chunk of its sequence
     #[arg(long)]
@@ -121,6 +121,15 @@ impl Modifiers {
             self.mask.then_some(MASK),
         ];
         names.into_iter().flatten()
+    }
+
+    /// Checks that what is rotated is rounded.
+    ///
+    /// # Errors
+    /// If it is not.
+    pub fn expect_rounding(&self) -> anyhow::Result<()> {
+        ensure!(self.fp8 || !self.hadamard, "--hadamard needs --fp8");
+        Ok(())
     }
 
     /// Checks that sequences fit the problem.
