@@ -12,7 +12,7 @@ use crate::tensor::{RawTensor, expect_shape};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct Fp8 {
-    /// Whether q and k are [rotated](Self::hadamard).
+    /// Whether q and k are [rotated](method@Self::hadamard).
     pub hadamard: bool,
 }
 

@@ -35,7 +35,7 @@ use rayon::prelude::*;
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Rounded {
-    /// Queries, `[batch, heads, seqlen_q, dim]`; [rotated](Fp8::hadamard) rows have 64, 128 or 256 elements.
+    /// Queries, `[batch, heads, seqlen_q, dim]`; [rotated](method@Fp8::hadamard) rows have 64, 128 or 256 elements.
     pub q: Array4<f32>,
     /// Keys, `[batch, kv_heads, seqlen_kv, dim]`, likewise.
     pub k: Array4<f32>,
@@ -78,7 +78,7 @@ impl Rounded {
     }
 
     /// The inputs of a problem that are e4m3 already, times [descales](crate::Attention::descales) `[batch, kv_heads]` of q, k and v. Only numbers of
-    /// q and k that are 2^12 times smaller than the largest change, unless q and k are [rotated](Fp8::hadamard).
+    /// q and k that are 2^12 times smaller than the largest change, unless q and k are [rotated](method@Fp8::hadamard).
     ///
     /// ```
     /// # fn main() -> ferroattn::Result<()> {
