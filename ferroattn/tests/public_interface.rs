@@ -280,7 +280,7 @@ const TESTED: &[(&str, &[&str])] = &[
         ],
     ),
     (
-        "ferroattn/src/forward/call.rs::tensors_of_options_are_checked",
+        "ferroattn/src/forward/call/tests.rs::tensors_of_options_are_checked",
         &[
             "Attention::alibi",
             "Attention::sinks",

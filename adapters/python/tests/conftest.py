@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 try:
@@ -11,8 +13,14 @@ except ModuleNotFoundError:
     collect_ignore_glob = ["test_[!mn]*.py"]
     DEVICES = ["cpu"]
 else:
-    torch.manual_seed(0)
     DEVICES = ["cpu", *(f"cuda:{index}" for index in range(min(torch.cuda.device_count(), 2)))]
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    """Random numbers that are the same in every order of the tests."""
+    if "torch" in sys.modules:
+        torch.manual_seed(0)
 
 
 @pytest.fixture(params=DEVICES)

@@ -8,7 +8,9 @@ use crate::options::{Head, HostOptions, Sequence};
 use crate::tensor::{Dtype, Element};
 use float8::F8E4M3;
 use half::{bf16, f16};
-use ndarray::{Array2, Array4, ArrayView2, ArrayView4, ArrayViewMut1, ArrayViewMut4, Axis, Zip};
+use ndarray::{
+    Array2, Array4, ArrayView2, ArrayView4, ArrayViewMut1, ArrayViewMut4, Axis, CowArray, Ix2, Zip,
+};
 use ndarray::{linalg::general_mat_mul, s};
 use rayon::prelude::*;
 use std::ops::Range;
@@ -60,12 +62,14 @@ unsafe fn forward_of<T: Element>(problem: &Problem, args: &RawForward) -> Result
             forward_rounded(problem, &options, &rounded, o, lse);
             return Ok(());
         }
-        if args.options.e4m3_cache.is_some() {
-            let [k, v] = [args.k, args.v].map(|input| input.view::<F8E4M3, _>());
-            let [k, v] = [k, v].map(|numbers| numbers.mapv(|number| number.to_f32()));
+        if let Some(cache) = args.options.e4m3_cache {
             let q = args.q.view::<T, _>().mapv(T::to_f32);
-            let inputs = [q.view(), k.view(), v.view()];
-            forward_in_f32(problem, &options, inputs, o, lse);
+            let [k, v] = [args.k, args.v].map(|input| input.view::<F8E4M3, _>());
+            let keys = |place| {
+                let rows = options.rows_of_cache(problem, &cache, [&k, &v], place);
+                rows.map(CowArray::from)
+            };
+            forward_in_f32(problem, &options, q.view(), keys, o, lse);
             return Ok(());
         }
         let [q, k, v] = inputs.map(|input| input.view::<T, _>());
@@ -88,20 +92,23 @@ fn forward_rounded<T: Element>(
     o: ArrayViewMut4<T>,
     lse: &mut [f32],
 ) {
-    let inputs = [rounded.q.view(), rounded.k.view(), rounded.v.view()];
-    forward_in_f32(&rounded.problem(p), options, inputs, o, lse);
+    let p = &rounded.problem(p);
+    let (k, v) = (rounded.k.view(), rounded.v.view());
+    let keys = |place| [&k, &v].map(|tensor| options.rows_of_keys(p, tensor, place));
+    forward_in_f32(p, options, rounded.q.view(), keys, o, lse);
 }
 
-/// [`forward`] of q, k and v in `f32`, with o in another type.
-fn forward_in_f32<T: Element>(
+/// [`forward_of_keys`] of q, k and v in `f32`, with o in another type.
+fn forward_in_f32<'k, T: Element>(
     p: &Problem,
     options: &HostOptions,
-    [q, k, v]: [ArrayView4<f32>; 3],
+    q: ArrayView4<f32>,
+    keys: impl Fn([usize; 2]) -> [CowArray<'k, f32, Ix2>; 2] + Sync,
     mut o: ArrayViewMut4<T>,
     lse: &mut [f32],
 ) {
     let mut wide = Array4::<f32>::zeros(o.raw_dim());
-    forward(p, options, q, k, v, wide.view_mut(), lse);
+    forward_of_keys(p, options, q, keys, wide.view_mut(), lse);
     o.zip_mut_with(&wide, |o, wide| *o = T::from_f32(*wide));
 }
 
@@ -119,6 +126,19 @@ pub fn forward<T: Element>(
     q: ArrayView4<T>,
     k: ArrayView4<T>,
     v: ArrayView4<T>,
+    o: ArrayViewMut4<T>,
+    lse: &mut [f32],
+) {
+    let keys = |place| [&k, &v].map(|tensor| options.rows_of_keys(p, tensor, place));
+    forward_of_keys(p, options, q, keys, o, lse);
+}
+
+/// [`forward`], where `keys` gives the rows of k and v of a batch entry and a key/value head.
+fn forward_of_keys<'k, T: Element>(
+    p: &Problem,
+    options: &HostOptions,
+    q: ArrayView4<T>,
+    keys: impl Fn([usize; 2]) -> [CowArray<'k, T, Ix2>; 2] + Sync,
     mut o: ArrayViewMut4<T>,
     lse: &mut [f32],
 ) {
@@ -128,11 +148,9 @@ pub fn forward<T: Element>(
     let heads = heads.zip(lse.par_chunks_mut(p.seqlen_q)).enumerate();
     heads.for_each(|(head, (o, lse))| {
         let (batch, head) = (head / p.heads, head % p.heads);
-        let (all_options, options) = (options, options.head(p, [batch, head]));
+        let options = options.head(p, [batch, head]);
         let q = q.slice(s![batch, head, .., ..]);
-        let kv_head = p.kv_head(head);
-        let [k, v] = [&k, &v].map(|tensor| all_options.rows_of_keys(p, tensor, [batch, kv_head]));
-        let [k, v] = all_options.descaled(p, [k, v], [batch, kv_head]);
+        let [k, v] = keys([batch, p.kv_head(head)]);
         let tiles = o.par_chunks_mut(BR).zip(lse.par_chunks_mut(BR));
         tiles.enumerate().for_each(|(tile, (o, lse))| {
             let first = tile * BR;

@@ -1,8 +1,8 @@
-//! The forward call on q, k and v of e4m3.
+//! The forward calls on tensors of e4m3: q, k and v, or a cache.
 
 use crate::attention::Attention;
 use crate::error::Result;
-use crate::options::{RawE4m3, RawOptions};
+use crate::options::{RawE4m3, RawE4m3Cache, RawOptions};
 use crate::tensor::{Element, Storage, StorageMut, Tensor, TensorBase};
 use float8::F8E4M3;
 
@@ -101,6 +101,63 @@ impl<'a> Attention<'a> {
                 k: of_k,
                 v: of_v,
             }),
+            ..RawOptions::default()
+        };
+        self.forward_tensors(q, k, v, o, lse, options)
+    }
+
+    /// Like [`forward`](Self::forward), with k and v of e4m3: a cache of half as many bytes. Keys and values are its numbers times
+    /// [descales](Self::cache_descales), q and o have 16 bits, or 32 on the CPU.
+    ///
+    /// Rows of k and v are multiples of 16 numbers, up to 256 on a GPU, and start at multiples of 16 bytes. A GPU needs compute
+    /// capability 9.0. The kernels are for few rows of q: a tile of 32 rows reads the keys once. Biases, masks, custom scores, prefixes and
+    /// [`batch_invariant`](Self::batch_invariant) do not go with such a cache, and there are no gradients.
+    ///
+    /// ```
+    /// # fn main() -> ferroattn::Result<()> {
+    /// use ferroattn::{Attention, F8E4M3, Tensor};
+    ///
+    /// let q = Tensor::from_vec([1, 1, 1, 16], vec![0.0_f32; 16])?;
+    /// let cache = [[1.0; 16], [3.0; 16]].concat();
+    /// let cache = cache.into_iter().map(F8E4M3::from_f32).collect();
+    /// let cache = Tensor::from_vec([1, 1, 2, 16], cache)?;
+    /// let descales = Tensor::from_vec([1, 1], vec![0.5_f32])?;
+    /// let attention = Attention::new().cache_descales(&descales, &descales);
+    /// let (o, _) = attention.forward_e4m3_cache(&q, &cache, &cache)?;
+    /// assert_eq!(o.to_vec()?, [1.0; 16]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// The conditions of [`forward`](Self::forward).
+    pub fn forward_e4m3_cache<T: Element>(
+        &self,
+        q: &TensorBase<impl Storage<Item = T>>,
+        k: &TensorBase<impl Storage<Item = F8E4M3>>,
+        v: &TensorBase<impl Storage<Item = F8E4M3>>,
+    ) -> Result<(Tensor<T>, Tensor<f32, 3>)> {
+        let problem = self.problem(q.shape(), k.shape(), v.shape())?;
+        let mut o = Tensor::zeros(&q.device(), problem.o_shape())?;
+        let mut lse = Tensor::zeros(&q.device(), problem.lse_shape())?;
+        self.forward_e4m3_cache_into(q, k, v, &mut o, &mut lse)?;
+        Ok((o, lse))
+    }
+
+    /// Like [`forward_e4m3_cache`](Self::forward_e4m3_cache), into [tensors of the caller](Self::forward_into).
+    ///
+    /// # Errors
+    /// The conditions of [`forward`](Self::forward).
+    pub fn forward_e4m3_cache_into<T: Element>(
+        &self,
+        q: &TensorBase<impl Storage<Item = T>>,
+        k: &TensorBase<impl Storage<Item = F8E4M3>>,
+        v: &TensorBase<impl Storage<Item = F8E4M3>>,
+        o: &mut TensorBase<impl StorageMut<Item = T>>,
+        lse: &mut TensorBase<impl StorageMut<Item = f32>, 3>,
+    ) -> Result<()> {
+        let options = RawOptions {
+            e4m3_cache: Some(RawE4m3Cache::default()),
             ..RawOptions::default()
         };
         self.forward_tensors(q, k, v, o, lse, options)

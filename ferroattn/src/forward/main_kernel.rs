@@ -81,9 +81,7 @@ impl From<&'static Kernel> for MainKernel {
             is_grouped: forward.kind.is_grouped(),
             waves: match (forward.kind.mask, forward.kind.main_loop) {
                 (MaskKind::Full | MaskKind::Either, _) | (_, Loop::Latent) => Waves::Heads,
-                (_, Loop::Hopper | Loop::Fp8 | Loop::Fp8TwoLevels) if forward.slices() == 1 => {
-                    Waves::Uneven
-                }
+                (_, Loop::Hopper | Loop::Fp8(_)) if forward.slices() == 1 => Waves::Uneven,
                 _ => Waves::Even,
             },
             slices: forward.slices(),
@@ -98,7 +96,7 @@ impl From<&'static Kernel> for MainKernel {
             values_in_keys: forward.is_latent(),
             has_votes: !matches!(
                 forward.kind.main_loop,
-                Loop::Wide | Loop::Latent | Loop::Fp8 | Loop::Fp8TwoLevels
+                Loop::Wide | Loop::Latent | Loop::Fp8(_)
             ),
             reads_e4m3: forward.reads_e4m3(),
             is_fp8: forward.is_fp8(),

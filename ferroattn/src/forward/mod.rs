@@ -13,12 +13,14 @@ mod fold;
 mod fp8;
 pub(crate) mod main_kernel;
 pub(crate) mod plan;
+mod planner;
 mod planning;
 mod prefix;
 mod problem;
 #[cfg(feature = "cpu")]
 pub mod reference;
 mod schedule;
+mod without_maps;
 
 #[cfg(not(feature = "cpu"))]
 use crate::no_cpu as cpu;
@@ -26,5 +28,5 @@ use crate::no_cpu as cpu;
 pub use call::RawForward;
 #[cfg(feature = "cpu")]
 pub use fp8::Rounded;
-pub use plan::Planner;
+pub use planner::Planner;
 pub use problem::Problem;

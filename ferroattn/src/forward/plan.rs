@@ -13,21 +13,8 @@ use crate::tensor::RawTensor;
 use crate::tensor_map::{has_map, tensor_map};
 use bytemuck::NoUninit;
 use kernels::abi::{Divisor, E4m3Params, ForwardParams, Order, PagesRef, Sm90Params, Switch};
-use kernels::catalog::select::is_wide;
-use kernels::catalog::{
-    self, Auxiliary, Dtype, Family, Forward, Kernel, Kind, Loop, MaskKind, Rows,
-};
-use kernels::layout::latent::LatentMemory;
-use std::fmt::Debug;
+use kernels::catalog::{self, Auxiliary, Family};
 use std::mem::offset_of;
-
-/// The kernel, or the one that computes the same without tensor maps, where they cannot describe a tensor.
-pub(super) fn suited(kernel: &'static Kernel, facts: &Facts, args: &RawForward) -> &'static Kernel {
-    match lacks_map(kernel, args) {
-        true => without_maps(kernel, facts),
-        false => kernel,
-    }
-}
 
 /// The plan for a [valid](Problem::validate) problem by a kernel that serves it and its tensors, on this many splits of the
 /// keys if any number is given.
@@ -76,68 +63,6 @@ fn pages(table: RawTensor<2>, page: usize, most: u32) -> PagesRef {
         box_keys: 1 << keys_log2.min(most.trailing_zeros()),
         ..PagesRef::default()
     }
-}
-
-/// Whether a kernel loads a tensor by a map, and no map can describe it. Grouped kernels copy q without one. A box of a
-/// page starts at a multiple of 8 rows of a tile, where its swizzle begins anew.
-fn lacks_map(kernel: &Kernel, args: &RawForward) -> bool {
-    let forward = kernel.forward().expect("it computes attention");
-    let by_maps: &[_] = match forward.kind.rows {
-        _ if !kernel.takes_maps() || forward.is_fp8() => &[],
-        Rows::Head => &[args.q, args.k, args.v],
-        Rows::Group => &[args.k, args.v],
-    };
-    let is_small = args.options.pages.is_some() && args.k.shape[2] < 8;
-    !by_maps.is_empty() && is_small || !by_maps.iter().all(has_map)
-}
-
-/// The kernel that computes the same without tensor maps.
-fn without_maps(kernel: &Kernel, facts: &Facts) -> &'static Kernel {
-    let forward = kernel.forward().expect("it computes attention");
-    let (main_loop, mask) = match forward.kind.mask {
-        mask if !is_wide(forward.dim) => (Loop::Sm80, mask),
-        MaskKind::Options => (Loop::Wide, MaskKind::Options),
-        _ => (Loop::Wide, MaskKind::Either),
-    };
-    let (rows, dim) = match forward.is_latent() {
-        true => (Rows::Head, LatentMemory::DIM_V),
-        false => (forward.kind.rows, forward.dim),
-    };
-    let kind = Kind {
-        main_loop,
-        rows,
-        mask,
-    };
-    let instead = Forward::of(kind, forward.dtype, dim, facts.class().into());
-    catalog::kernel(Family::Forward(
-        instead.expect("every head dim has a kernel"),
-    ))
-}
-
-/// Plans attention calls by kernels of another crate, for [`Attention::planner`](crate::Attention::planner).
-///
-/// # Safety
-/// Safe calls run the plan of [`plan`](Self::plan) as it is. Its kernels, with their parameters:
-/// - read elements of q, k, v and of the options' tensors alone, by addresses and sizes in `args`, and the workspace;
-/// - write the workspace, o and lse alone;
-/// - fit the device, of these facts, and come to an end.
-///
-/// A plan that [`Draft`] or [`Attention::plan`](crate::Attention::plan) made does so, if its kernels take the parameters that
-/// it has for them.
-pub unsafe trait Planner: Debug + Send + Sync {
-    /// The plan for a [valid](Problem::validate) problem on a device with these facts, or on the CPU, which has
-    /// none; on this many splits of the keys if any number is given.
-    ///
-    /// # Errors
-    /// Says why the kernel cannot compute the problem.
-    fn plan(
-        &self,
-        facts: Option<&Facts>,
-        dtype: Dtype,
-        problem: &Problem,
-        args: &RawForward,
-        splits: Option<u32>,
-    ) -> Result<Plan>;
 }
 
 /// The plan of an attention call in the making. It starts with the copies of inputs whose rows are not aligned.

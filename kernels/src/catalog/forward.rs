@@ -68,7 +68,7 @@ impl Forward {
 
     /// Whether it multiplies e4m3.
     pub fn is_fp8(&self) -> bool {
-        matches!(self.kind.main_loop, Loop::Fp8 | Loop::Fp8TwoLevels)
+        matches!(self.kind.main_loop, Loop::Fp8(_))
     }
 
     /// Slices of O's columns, each with query tiles of its own.
@@ -118,7 +118,7 @@ impl Forward {
             Loop::Latent => generic! { latent:
                 OT = LatentMemory::DIM_V / 2 / 16, NT = kt / 2, QT = qt, S = s, GIVEN = latent::GIVEN, TAKEN = latent::TAKEN
             },
-            Loop::Fp8 | Loop::Fp8TwoLevels => {
+            Loop::Fp8(_) => {
                 let roles = fp8::Roles::new(&tile);
                 generic! { fp8:
                     W = roles.consumers, DT = dt, OT = dt, NT = kt, PT = kt / 2, QT = qt / 2,
@@ -167,9 +167,7 @@ impl Spec for Forward {
 
     fn features(&self) -> &'static [Feature] {
         match self.kind.main_loop {
-            Loop::Hopper | Loop::Latent | Loop::Fp8 | Loop::Fp8TwoLevels => {
-                &[Feature::TensorMaps, Feature::Wgmma]
-            }
+            Loop::Hopper | Loop::Latent | Loop::Fp8(_) => &[Feature::TensorMaps, Feature::Wgmma],
             Loop::DecodeE4m3 => &[Feature::Fp8],
             _ => &[],
         }
@@ -181,7 +179,7 @@ impl Spec for Forward {
             Loop::Wide => wide::memory(&tile, dim).bytes,
             Loop::Hopper => hopper::shared_bytes(&tile, dim),
             Loop::Latent => LatentMemory::new(0).bytes(),
-            kind @ (Loop::Fp8 | Loop::Fp8TwoLevels) => fp8::memory(kind, &tile, dim).bytes(),
+            Loop::Fp8(levels) => fp8::memory(levels, &tile, dim).bytes(),
             Loop::DecodeE4m3 => decode::e4m3_bytes(&tile, dim),
             Loop::Sm80 | Loop::Decode => tile.shared_bytes(dim),
         };
@@ -201,13 +199,15 @@ impl Spec for Forward {
             (Rows::Head, 1) => "OneHead",
             (Rows::Head, _) => &*slice,
         };
-        let (outer, _) = fp8::outer(self.kind.main_loop, self.dim);
-        let fp8_types = [mask, heads, score, outer];
-        let types = [mask, heads, score, "Unwatched"];
+        let last = match self.kind.main_loop {
+            Loop::Fp8(levels) => fp8::outer(levels, self.dim).0,
+            _ => "Unwatched",
+        };
+        let types = [mask, heads, score, last];
         let (params, types) = match self.kind.main_loop {
             Loop::Hopper => ("Sm90Params", &types[..]),
             Loop::Latent => ("Sm90Params", &types[..3]),
-            Loop::Fp8 | Loop::Fp8TwoLevels => ("Fp8Params", &fp8_types[..]),
+            Loop::Fp8(_) => ("Fp8Params", &types[..]),
             Loop::DecodeE4m3 => ("E4m3Params", &types[..2]),
             _ => ("ForwardParams", &types[..3]),
         };
@@ -315,7 +315,7 @@ mod tests {
                     let at_launch = 65536 / (32 * tile.warps) / 8 * 8;
                     latent::GIVEN + 2 * latent::TAKEN <= 3 * at_launch
                 }
-                Loop::Fp8 | Loop::Fp8TwoLevels => {
+                Loop::Fp8(_) => {
                     let at_launch = 65536 / (32 * tile.warps) / 8 * 8;
                     let roles = fp8::Roles::new(&tile);
                     let needed = roles.given + roles.consumers * roles.taken;

@@ -1,6 +1,6 @@
 //! The tiles of the kernels for FP8.
 
-use super::kind::Loop;
+use super::kind::Levels;
 use super::tile::{Tile, Tiles};
 use crate::layout::element::K;
 use crate::layout::fp8::Fp8Memory;
@@ -48,11 +48,11 @@ pub(super) const TWO_LEVELS: Tiles = &[
 ];
 
 /// The type of the outer sums of O, and the bytes of one; of one level, where there are none.
-pub(super) const fn outer(kind: Loop, dim: u32) -> (&'static str, u32) {
-    match (kind, dim) {
-        (Loop::Fp8, _) => ("OneLevel", 0),
-        (_, 256) => ("UpperHalves", 2),
-        _ => ("Singles", 4),
+pub(super) const fn outer(levels: Levels, dim: u32) -> (&'static str, u32) {
+    match (levels, dim) {
+        (Levels::One, _) => ("OneLevel", 0),
+        (Levels::Two, 256) => ("UpperHalves", 2),
+        (Levels::Two, _) => ("Singles", 4),
     }
 }
 
@@ -89,9 +89,9 @@ impl Roles {
 }
 
 /// Shared memory of a tile's block.
-pub(super) fn memory(kind: Loop, tile: &Tile, dim: u32) -> Fp8Memory {
+pub(super) fn memory(levels: Levels, tile: &Tile, dim: u32) -> Fp8Memory {
     let slots = Roles::new(tile).q_slots;
-    let (_, outer_bytes) = outer(kind, dim);
+    let (_, outer_bytes) = outer(levels, dim);
     let outer_bytes = tile.q_rows * dim * outer_bytes;
     Fp8Memory::new(0, [slots, tile.keys, dim, tile.stages], outer_bytes)
 }
@@ -103,9 +103,9 @@ mod tests {
     /// Swizzles begin anew at multiples of 1024.
     #[test]
     fn tiles_begin_where_swizzles_do() {
-        for (kind, tiles) in [(Loop::Fp8, SM90), (Loop::Fp8TwoLevels, TWO_LEVELS)] {
+        for (levels, tiles) in [(Levels::One, SM90), (Levels::Two, TWO_LEVELS)] {
             for (dim, tile) in tiles {
-                let memory = memory(kind, tile, *dim);
+                let memory = memory(levels, tile, *dim);
                 for stage in 0..tile.stages {
                     assert!(memory.k(stage).base.is_multiple_of(1024), "{dim}");
                     assert!(memory.v(stage).base.is_multiple_of(1024), "{dim}");

@@ -32,9 +32,16 @@ pub enum Loop {
     /// By the instructions of Hopper, for values that are the first part of the keys.
     Latent,
     /// By the instructions of Hopper for e4m3.
-    Fp8,
-    /// [`Fp8`](Self::Fp8) with sums in two levels, for values that keep their mean.
-    Fp8TwoLevels,
+    Fp8(Levels),
+}
+
+/// The levels of sums of products of e4m3.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Levels {
+    /// O stays in registers.
+    One,
+    /// O of some keys is added to outer sums, for values that keep their mean.
+    Two,
 }
 
 /// The rows of a query tile.
@@ -116,8 +123,8 @@ impl Kind {
         &[Kind::of_head(Loop::Wide, MaskKind::Options)],
         &[Kind::DECODE_OPTIONS],
         &[Kind::LATENT],
-        &Kind::with_masks(Loop::Fp8),
-        &Kind::with_masks(Loop::Fp8TwoLevels),
+        &Kind::with_masks(Loop::Fp8(Levels::One)),
+        &Kind::with_masks(Loop::Fp8(Levels::Two)),
         &[Kind::DECODE_E4M3],
     ];
 
@@ -196,8 +203,8 @@ impl Kind {
             (Loop::Decode, _, true) => "decode_optional",
             (Loop::DecodeE4m3, _, _) => "decode_e4m3",
             (Loop::Latent, _, _) => "latent",
-            (Loop::Fp8, _, _) => "fp8",
-            (Loop::Fp8TwoLevels, _, _) => "fp8_two_levels",
+            (Loop::Fp8(Levels::One), _, _) => "fp8",
+            (Loop::Fp8(Levels::Two), _, _) => "fp8_two_levels",
         }
     }
 
@@ -212,8 +219,8 @@ impl Kind {
             Loop::Wide => wide::tables(class),
             Loop::Hopper => hopper::tables(self.rows, self.mask),
             Loop::Latent => &[latent::SM90],
-            Loop::Fp8 => &[fp8::SM90],
-            Loop::Fp8TwoLevels => &[fp8::TWO_LEVELS],
+            Loop::Fp8(Levels::One) => &[fp8::SM90],
+            Loop::Fp8(Levels::Two) => &[fp8::TWO_LEVELS],
         }
     }
 

@@ -42,7 +42,7 @@ pub use forward::{Forward, HEAD_DIMS, MAX_HEAD_DIM, WIDE_DIMS};
 pub use gemm::{Gemm, GemmKind, GemmTile};
 pub use hopper_backward::{HopperBackward, HopperWay};
 pub use instance::{Generic, Instance};
-pub use kind::{Kind, Loop, MaskKind, Rows};
+pub use kind::{Kind, Levels, Loop, MaskKind, Rows};
 pub use target::{Feature, Target};
 pub use tile::Tile;
 

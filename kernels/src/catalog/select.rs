@@ -3,7 +3,7 @@
 use crate::abi::MAX_SEQLEN;
 use crate::catalog::class::Class;
 use crate::catalog::{
-    Dtype, Family, Forward, HEAD_DIMS, Kernel, Kind, Loop, MaskKind, Spec, kernel,
+    Dtype, Family, Forward, HEAD_DIMS, Kernel, Kind, Levels, Loop, MaskKind, Spec, kernel,
 };
 
 /// The properties of a call that choose its kernel.
@@ -78,11 +78,11 @@ fn best(request: &Request) -> Option<Forward> {
         of_head(Loop::Hopper, MaskKind::Options).or(of_head(other, MaskKind::Options))
     };
     if request.fp8 {
-        let main_loop = match request.e4m3 {
-            true => Loop::Fp8TwoLevels,
-            false => Loop::Fp8,
+        let levels = match request.e4m3 {
+            true => Levels::Two,
+            false => Levels::One,
         };
-        return of_head(main_loop, MaskKind::of(request.causal));
+        return of_head(Loop::Fp8(levels), MaskKind::of(request.causal));
     }
     if request.e4m3_cache {
         return of(Kind::DECODE_E4M3);

@@ -49,6 +49,8 @@ fn reductions_change_memory_alone() {
     };
     let out = warp(&body("red.release.gpu.global.add.u32 [%d0+8], 3;"), &[]);
     assert_eq!((out[5][0], out[0][2]), (7, 96));
+    let out = warp(&body("red.global.max.u32 [%d0+8], %tid;"), &[]);
+    assert_eq!((out[5][0], out[0][2]), (7, 31));
     let out = warp(&body("red.global.add.f32 [%d0+8], 0f3f000000;"), &[]);
     assert_eq!(f32::from_bits(out[0][2]), 16.0);
     // The sum with a NaN is the canonical one, whatever its payload.

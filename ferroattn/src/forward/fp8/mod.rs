@@ -2,6 +2,7 @@
 
 #[cfg(feature = "cpu")]
 mod bounds;
+mod inputs;
 mod plan;
 #[cfg(feature = "cpu")]
 mod round;

@@ -9,11 +9,14 @@ use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::forward::Problem;
 use crate::options::pages::{expect_pages, keys_of_entry};
-use crate::options::{Fp8, PREFIX, RawOptions, Sequences};
+use crate::options::{Fp8, PREFIX, RawE4m3Cache, RawOptions, Sequences};
 use crate::tensor::{Element, RawTensor};
-use ndarray::{Array2, ArrayView2, ArrayView4, ArrayViewMut2, CowArray, Ix2, s};
+use bytemuck::Pod;
+use float8::F8E4M3;
+use ndarray::{Array2, ArrayView2, ArrayView4, CowArray, Ix2, s};
 use std::borrow::Cow;
 use std::marker::PhantomData;
+use std::ops::Range;
 
 /// Tensors of a call's options in host memory, for [`check`](crate::check) and
 /// [`backward::check`](crate::backward::check). Default: none.
@@ -120,7 +123,7 @@ impl RawOptions {
 
 impl HostOptions<'_> {
     /// The rows of a head of k or v that an entry of the batch reads: a part of the tensor, or a copy of its pages.
-    pub(crate) fn rows_of_keys<'t, T: Element>(
+    pub(crate) fn rows_of_keys<'t, T: Pod>(
         &self,
         p: &Problem,
         tensor: &ArrayView4<'t, T>,
@@ -131,7 +134,7 @@ impl HostOptions<'_> {
             return of(self.entry(batch)).into();
         };
         let (page, dim) = (tensor.shape()[2], tensor.shape()[3]);
-        let mut rows = Array2::from_elem((p.seqlen_kv, dim), T::from_f32(0.0));
+        let mut rows = Array2::from_elem((p.seqlen_kv, dim), T::zeroed());
         for (number, first, count) in self.read_pages(p, pages, batch, page) {
             let read = of(number).slice_move(s![..count, ..]);
             rows.slice_mut(s![first..first + count, ..]).assign(&read);
@@ -139,38 +142,36 @@ impl HostOptions<'_> {
         rows.into()
     }
 
-    /// The rows of k and v of a head, of which those of a cache of e4m3 are multiplied by their descales.
-    pub(crate) fn descaled<'t, T: Element>(
+    /// The rows of a head of a cache of e4m3, times their descales.
+    pub(crate) fn rows_of_cache(
         &self,
         p: &Problem,
-        rows: [CowArray<'t, T, Ix2>; 2],
+        cache: &RawE4m3Cache,
+        [k, v]: [&ArrayView4<F8E4M3>; 2],
         [batch, head]: [usize; 2],
-    ) -> [CowArray<'t, T, Ix2>; 2] {
-        let Some(cache) = self.raw.e4m3_cache else {
-            return rows;
-        };
-        let [k, v] = rows;
-        [(k, cache.k), (v, cache.v)].map(|(rows, descales)| {
+    ) -> [Array2<f32>; 2] {
+        [(k, cache.k), (v, cache.v)].map(|(tensor, descales)| {
+            let rows = self.rows_of_keys(p, tensor, [batch, head]);
+            let mut rows = rows.mapv(|number| number.to_f32());
             let Some(descales) = descales else {
                 return rows;
             };
             // SAFETY: the tensors are valid during the call's.
             let descales = unsafe { descales.view::<f32, _>() };
-            let multiply = |mut rows: ArrayViewMut2<T>, entry: usize| {
+            let mut multiply = |keys: Range<usize>, entry: usize| {
                 let descale = descales[[entry, head]];
-                rows.mapv_inplace(|x| T::from_f32(x.to_f32() * descale));
+                rows.slice_mut(s![keys, ..]).mapv_inplace(|x| x * descale);
             };
-            let mut rows = rows.into_owned();
             match self.pages().filter(|_| cache.of_pages) {
-                None => multiply(rows.view_mut(), batch),
+                None => multiply(0..p.seqlen_kv, batch),
                 Some(pages) => {
                     let page = p.seqlen_kv / pages.ncols().max(1);
                     for (number, first, count) in self.read_pages(p, pages, batch, page) {
-                        multiply(rows.slice_mut(s![first..first + count, ..]), number);
+                        multiply(first..first + count, number);
                     }
                 }
             }
-            rows.into()
+            rows
         })
     }
 

@@ -3,15 +3,16 @@
 //!
 //! A warp takes a row. There are few of them: what counts is that one launch does it all.
 
+use super::kept::{Kept, Rounded, Same};
 use crate::abi::{AppendE4m3Params, AppendParams, DescalesRef, RowsRef, TensorRef};
-use crate::layout::element::{self, BYTES, CHUNK};
-use crate::ptx::{convert, global, special};
+use crate::attention::workload::descales::descale;
+use crate::layout::element;
+use crate::ptx::{global, special};
 use crate::tile::Element;
-use core::marker::PhantomData;
 
 /// A row of q, k or v.
-struct Row<'a> {
-    rows: &'a RowsRef,
+pub struct Row<'a> {
+    pub(super) rows: &'a RowsRef,
     batch: u32,
     head: u32,
     /// Its number in the head.
@@ -33,19 +34,19 @@ impl<'a> Row<'a> {
 
     /// Address of the row.
     #[inline(always)]
-    fn from(&self) -> u64 {
+    pub(super) fn from(&self) -> u64 {
         at(&self.rows.from, [self.batch, self.head, self.row])
     }
 
     /// Address of where it goes: to this row of an entry.
     #[inline(always)]
-    fn to(&self, [entry, row]: [u32; 2]) -> u64 {
+    pub(super) fn to(&self, [entry, row]: [u32; 2]) -> u64 {
         at(&self.rows.to, [entry, self.head, row])
     }
 
     /// Address of where it goes in a cache of bytes.
     #[inline(always)]
-    fn to_bytes(&self, [entry, row]: [u32; 2]) -> u64 {
+    pub(super) fn to_bytes(&self, [entry, row]: [u32; 2]) -> u64 {
         let offset = offset(&self.rows.to, [entry, self.head, row]);
         self.rows.to.address.wrapping_add_signed(offset)
     }
@@ -62,128 +63,6 @@ fn offset(tensor: &TensorRef, [batch, head, row]: [u32; 3]) -> i64 {
     i64::from(batch) * tensor.batch_stride
         + i64::from(head) * tensor.head_stride
         + i64::from(row) * tensor.row_stride
-}
-
-/// What a cache holds of rows of `E`.
-trait Kept<E: Element>: Copy {
-    /// Address of the place of a row.
-    fn place(self, row: &Row, place: [u32; 2]) -> u64;
-
-    /// Stores two numbers at two columns of a row.
-    ///
-    /// # Safety
-    /// Both places are writable by this thread alone.
-    unsafe fn store(self, to: u64, columns: [u32; 2], numbers: [f32; 2]);
-
-    /// Copies the elements of a row from the first of two columns to the other one, by the lanes of a warp.
-    ///
-    /// # Safety
-    /// The elements are readable, and their places writable by this warp alone.
-    unsafe fn copy_elements(self, from: u64, to: u64, columns: [u32; 2]);
-
-    /// Copies a row, likewise.
-    ///
-    /// # Safety
-    /// The conditions of [`copy_elements`](Self::copy_elements).
-    unsafe fn copy(self, row: &Row, place: [u32; 2]);
-}
-
-/// Elements as they are.
-#[derive(Clone, Copy)]
-struct Same;
-
-impl<E: Element> Kept<E> for Same {
-    #[inline(always)]
-    fn place(self, row: &Row, place: [u32; 2]) -> u64 {
-        row.to(place)
-    }
-
-    #[inline(always)]
-    unsafe fn store(self, to: u64, columns: [u32; 2], [x, y]: [f32; 2]) {
-        let pair = E::pack(x, y);
-        // SAFETY: the caller's promise.
-        unsafe {
-            global::store_u16(element::at(to, columns[0]), pair as u16);
-            global::store_u16(element::at(to, columns[1]), (pair >> 16) as u16);
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn copy_elements(self, from: u64, to: u64, [first, end]: [u32; 2]) {
-        let mut column = first + special::lane();
-        while column < end {
-            // SAFETY: the caller's promise.
-            unsafe {
-                global::store_u16(
-                    element::at(to, column),
-                    global::load_u16(element::at(from, column)),
-                )
-            };
-            column += 32;
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn copy(self, row: &Row, place: [u32; 2]) {
-        let (from, to, dim) = (row.from(), row.to(place), row.rows.dim);
-        // SAFETY: the caller's promise.
-        unsafe {
-            if row.rows.aligned == 0 {
-                Kept::<E>::copy_elements(self, from, to, [0, dim]);
-                return;
-            }
-            let mut column = CHUNK * special::lane();
-            while column < dim {
-                let chunk = u64::from(BYTES * column);
-                global::store_u32x4(to + chunk, global::load_u32x4(from + chunk));
-                column += 32 * CHUNK;
-            }
-        }
-    }
-}
-
-/// Numbers of e4m3 that elements are the descale's multiples of.
-#[derive(Clone, Copy)]
-struct Rounded<E> {
-    /// 1 divided by the descale.
-    factor: f32,
-    element: PhantomData<E>,
-}
-
-impl<E: Element + Copy> Kept<E> for Rounded<E> {
-    #[inline(always)]
-    fn place(self, row: &Row, place: [u32; 2]) -> u64 {
-        row.to_bytes(place)
-    }
-
-    #[inline(always)]
-    unsafe fn store(self, to: u64, columns: [u32; 2], [x, y]: [f32; 2]) {
-        let bytes = convert::e4m3(x * self.factor, y * self.factor, 0.0, 0.0);
-        // SAFETY: the caller's promise.
-        unsafe {
-            global::store_u8(to + u64::from(columns[0]), bytes as u16);
-            global::store_u8(to + u64::from(columns[1]), (bytes >> 8) as u16);
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn copy_elements(self, from: u64, to: u64, [first, end]: [u32; 2]) {
-        let mut column = first + special::lane();
-        while column < end {
-            // SAFETY: the caller's promise; the element is stored twice, in one place.
-            unsafe {
-                let number = E::widen(global::load_u16(element::at(from, column)));
-                self.store(to, [column; 2], [number; 2]);
-            }
-            column += 32;
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn copy(self, row: &Row, place: [u32; 2]) {
-        // SAFETY: the caller's promise.
-        unsafe { self.copy_elements(row.from(), row.to_bytes(place), [0, row.rows.dim]) }
-    }
 }
 
 /// Appends a row for each of the `W` warps of the block.
@@ -209,17 +88,8 @@ pub unsafe fn append_e4m3<E: Element + Copy, const W: u32>(params: &AppendE4m3Pa
             0 => row.batch,
             _ => entry,
         };
-        let place =
-            i64::from(entry) * descales.batch_stride + i64::from(row.head) * descales.head_stride;
-        let descale = match descales.address {
-            0 => 1.0,
-            // SAFETY: the caller's promise.
-            address => unsafe { global::load_f32(address.wrapping_add_signed(4 * place)) },
-        };
-        Rounded {
-            factor: 1.0 / descale,
-            element: PhantomData,
-        }
+        // SAFETY: the caller's promise.
+        Rounded::new(unsafe { descale(descales, [entry, row.head]) })
     };
     let of = |descales| move |row: &Row, entry| kept(descales, row, entry);
     // SAFETY: the caller's promise.

@@ -2,7 +2,7 @@
 //!
 //! | module | what it holds |
 //! |---|---|
-//! | [`append`] | new keys and values, copied to a cache |
+//! | [`append`], `kept` | new keys and values, copied to a cache, and what it keeps of them |
 //! | [`csr`] | pages of the CSR form, copied to a table |
 //! | [`pack`] | copies of tensors whose rows are not aligned |
 //! | [`spread`] | packed sequences, copied to where each begins at a multiple of a step |
@@ -17,6 +17,7 @@ pub mod combine;
 pub mod csr;
 pub mod find_blocks;
 pub mod find_ranges;
+mod kept;
 pub mod merge;
 pub mod pack;
 pub mod round_rows;

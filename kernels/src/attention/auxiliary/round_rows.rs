@@ -5,8 +5,9 @@
 //!
 //! Rows of e4m3 keep their digits, but for numbers that are 2^12 times smaller than the largest. What multiplies them goes into q's scales.
 
-use super::source::{Source, descale};
+use super::source::Source;
 use crate::abi::{FP8_BLOCK, RoundRowsParams, TensorRef};
+use crate::attention::workload::descales::descale;
 use crate::layout::element::{self, CHUNK};
 use crate::layout::fp8::{ROW_THREADS, inverse_of, rotation_signs, row_lanes, scale_of};
 use crate::ptx::convert::e4m3;
@@ -118,7 +119,7 @@ impl<'a> Block<'a> {
             true => (CHUNK * lanes) as f32,
             false => 1.0,
         };
-        let (batch, kv_head) = (head / params.heads, head % params.heads / params.group);
+        let of_kv_head = [head / params.heads, head % params.heads / params.group];
         Block {
             params,
             thread,
@@ -131,7 +132,7 @@ impl<'a> Block<'a> {
             // SAFETY: the caller's promise.
             factor: unsafe {
                 let [q, k] = &params.descales;
-                width * (descale(q, batch, kv_head) * descale(k, batch, kv_head))
+                width * (descale(q, of_kv_head) * descale(k, of_kv_head))
             },
         }
     }

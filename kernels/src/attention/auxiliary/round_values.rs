@@ -7,8 +7,9 @@
 //! Values of e4m3 stay as they are, and need no moments: the second kernel finds what is not finite itself.
 
 use super::round_rows::is_finite;
-use super::source::{Source, descale};
+use super::source::Source;
 use crate::abi::{FP8_BLOCK, Fp8Params, RoundValuesParams};
+use crate::attention::workload::descales::descale;
 use crate::layout::element::CHUNK;
 use crate::layout::fp8::{VALUES_LOG2, inverse_of, row_lanes, scale_of};
 use crate::ptx::convert::e4m3;
@@ -190,8 +191,8 @@ unsafe fn write_columns<E: Source, const W: u32>(
     unsafe {
         if E::IS_E4M3 {
             if tile == 0 && thread < params.dim {
-                let (batch, kv_head) = (head / params.heads, head % params.heads);
-                let scale = descale(&params.descale, batch, kv_head);
+                let of_head = [head / params.heads, head % params.heads];
+                let scale = descale(&params.descale, of_head);
                 global::store_f32x2(columns, [scale, 0.0]);
             }
             return;

@@ -1,7 +1,7 @@
 //! What kernels that round read: elements of 16 bits, or of e4m3 already.
 
 use super::round_rows::at;
-use crate::abi::{DescalesRef, TensorRef};
+use crate::abi::TensorRef;
 use crate::layout::element::CHUNK;
 use crate::ptx::{convert, global, half};
 use crate::tile::Element;
@@ -106,19 +106,5 @@ impl Source for E4m3 {
             [numbers[2 * i], numbers[2 * i + 1]] = half::widen(pair);
         }
         numbers
-    }
-}
-
-/// What multiplies a head of e4m3.
-///
-/// # Safety
-/// The numbers are readable.
-#[inline(always)]
-pub unsafe fn descale(of: &DescalesRef, batch: u32, kv_head: u32) -> f32 {
-    let offset = i64::from(batch) * of.batch_stride + i64::from(kv_head) * of.head_stride;
-    match of.address {
-        0 => 1.0,
-        // SAFETY: the caller's promise.
-        address => unsafe { global::load_f32(address.wrapping_add(4 * offset as u64)) },
     }
 }

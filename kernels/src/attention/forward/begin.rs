@@ -68,7 +68,32 @@ pub unsafe fn warp<
     row: u32,
     q_tile: SharedTile<DT>,
     team: &Team<T>,
+) -> Warp<MT, DT, OT, QT, Fixed, C> {
+    // SAFETY: the caller's promise.
+    unsafe { warp_with(score(params, work), params, work, split, row, q_tile, team) }
+}
+
+/// [`warp`] with these scores.
+///
+/// # Safety
+/// The conditions of [`Warp::new`].
+#[inline(always)]
+pub unsafe fn warp_with<
+    H: Heads,
+    C: Score,
+    const MT: usize,
+    const DT: usize,
+    const OT: usize,
+    const QT: usize,
+    const T: usize,
+>(
     score: C,
+    params: &ForwardParams,
+    work: &WorkTile<H>,
+    split: Split,
+    row: u32,
+    q_tile: SharedTile<DT>,
+    team: &Team<T>,
 ) -> Warp<MT, DT, OT, QT, Fixed, C> {
     let head = work.heads.first();
     let corner = Corner::new(row as i32, 0, work.sequence, split);

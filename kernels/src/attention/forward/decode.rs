@@ -104,8 +104,7 @@ unsafe fn decode_numbers<
     score: impl Fn(&WorkTile<H>, Split) -> C,
     descales: impl Fn(&WorkTile<H>, Split) -> Option<Descales>,
 ) {
-    let (br, bc) = (16 * W as u32, (16 * NT) as u32);
-    let threads = 32 * W as u32;
+    let (br, bc, threads) = (16 * W as u32, (16 * NT) as u32, 32 * W as u32);
     // SAFETY: the launch has this many threads a block.
     let thread = unsafe { special::thread(threads) };
     let warp_row = thread / 32 * 16;
@@ -163,18 +162,13 @@ unsafe fn decode_numbers<
         if has_rows {
             B::arrange(q_tile);
         }
-        let score = score(&work, split);
-        let mut warp = begin::warp::<H, C, 1, DT, DT, QT, 1>(
-            params,
-            &work,
-            split,
-            row,
-            q_tile,
-            &Team::ALONE,
-            score,
+        let (score, team) = (score(&work, split), &Team::ALONE);
+        let mut warp = begin::warp_with::<H, C, 1, DT, DT, QT, 1>(
+            score, params, &work, split, row, q_tile, team,
         );
         let descales = descales(&work, split);
         let of_pages = descales.filter(|descales| descales.of_pages());
+        let of_slices = |j: u32| of_pages.map(|descales| descales.of_slices(j * bc));
         let mut j = blocks.end;
         loop {
             while j > runs.edge() {
@@ -185,19 +179,9 @@ unsafe fn decode_numbers<
                     let s = warp.scores::<B, Accumulator, NT, KT>(k_tile(j), j * bc);
                     let keys =
                         map_rows(|i| mask.keys_of_block(work.query(row + i), (j * bc) as i32));
-                    let p = warp.softmax_masked::<B, NT, 1>(s, keys, &Team::ALONE);
-                    match of_pages {
-                        Some(descales) => {
-                            let descales = descales.of_slices(j * bc);
-                            warp.accumulate_pages::<B, _, NT, KT>(
-                                p,
-                                v_tile(j),
-                                Some(keys),
-                                descales,
-                            );
-                        }
-                        None => warp.accumulate_masked::<B, M, _, NT, KT>(p, v_tile(j), keys),
-                    }
+                    let p = warp.softmax_masked::<B, NT, 1>(s, keys, team);
+                    let (keys, descales) = (Some(keys), of_slices(j));
+                    warp.accumulate_values::<B, M, _, NT, KT>(p, v_tile(j), keys, descales);
                 }
                 pipeline.release();
             }
@@ -208,18 +192,8 @@ unsafe fn decode_numbers<
                 if has_rows {
                     let s = warp.scores::<B, Accumulator, NT, KT>(k_tile(j), j * bc);
                     let p = warp.softmax::<B, NT, KT>(s, k_tile(j), j * bc);
-                    match of_pages {
-                        Some(descales) => {
-                            let descales = descales.of_slices(j * bc);
-                            warp.accumulate_pages::<B, M::Keys, NT, KT>(
-                                p,
-                                v_tile(j),
-                                None,
-                                descales,
-                            );
-                        }
-                        None => warp.accumulate::<B, NT, KT>(p, v_tile(j)),
-                    }
+                    let descales = of_slices(j);
+                    warp.accumulate_values::<B, M, M::Keys, NT, KT>(p, v_tile(j), None, descales);
                 }
                 pipeline.release();
             }
@@ -230,6 +204,6 @@ unsafe fn decode_numbers<
         if let Some(descales) = descales {
             scale_rows(&mut warp.o[0], [descales.of_head(); 2]);
         }
-        warp.store::<B, H, 1>(params, threads, &Team::ALONE);
+        warp.store::<B, H, 1>(params, threads, team);
     }
 }

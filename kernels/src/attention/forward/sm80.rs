@@ -93,15 +93,8 @@ pub unsafe fn sm80<
         load_first(&mut pipeline, [&k, &v], stages, walk, visits, split.keys);
         pipeline.wait_first();
         let q_tile = qo_tile.skip(row - first);
-        let mut warp = begin::warp::<H, C, MT, DT, DT, QT, 1>(
-            params,
-            &work,
-            split,
-            row,
-            q_tile,
-            &Team::ALONE,
-            begin::score(params, &work),
-        );
+        let mut warp =
+            begin::warp::<H, C, MT, DT, DT, QT, 1>(params, &work, split, row, q_tile, &Team::ALONE);
         // Where the warp sees nothing of a block, it only copies.
         let mut j = walk.end();
         while walk.passes_first(j) {

@@ -91,15 +91,8 @@ pub unsafe fn team<
         pipeline.fill(|| v.load(tiles.v(blocks), last_key, bc, exist));
         pipeline.wait_first();
         let q_tile = tiles.qo.skip(row - first);
-        let mut warp = begin::warp::<H, C, MT, DT, OT, QT, T>(
-            params,
-            &work,
-            split,
-            row,
-            q_tile,
-            &team(),
-            begin::score(params, &work),
-        );
+        let mut warp =
+            begin::warp::<H, C, MT, DT, OT, QT, T>(params, &work, split, row, q_tile, &team());
 
         // K of block j - 1, if it exists, after the last use of K of block j.
         let next_k = |pipeline: &mut CpAsync<2>, j: u32| {

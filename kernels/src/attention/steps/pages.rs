@@ -1,20 +1,52 @@
 //! Line 10 with pages whose values have descales of their own.
 
 use super::warp::{Warp, lane_in_step};
-use crate::attention::options::mask::Interval;
+use crate::attention::options::mask::{Interval, Mask, Visible};
 use crate::attention::options::score::Score;
 use crate::tile::{Accumulator, Fixed, Numbers, Operand, SharedTile};
 
 impl<const MT: usize, const DT: usize, const OT: usize, const QT: usize, C: Score>
     Warp<MT, DT, OT, QT, Fixed, C>
 {
+    /// Line 10 of a block whose rows see `keys`, or all without them; with descales of each slice of values, if pages have their own.
+    ///
+    /// # Safety
+    /// The conditions of [`Warp::new`].
+    #[inline(always)]
+    pub unsafe fn accumulate_values<
+        B: Numbers,
+        M: Mask,
+        I: Visible,
+        const NT: usize,
+        const VT: usize,
+    >(
+        &mut self,
+        p: [[Operand; NT]; MT],
+        v_tile: SharedTile<VT>,
+        keys: Option<[[I; 2]; MT]>,
+        descales: Option<[f32; NT]>,
+    ) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            match (descales, keys) {
+                (Some(descales), keys) => {
+                    self.accumulate_pages::<B, I, NT, VT>(p, v_tile, keys, descales);
+                }
+                (None, Some(keys)) => {
+                    self.accumulate_masked::<B, M, I, NT, VT>(p, v_tile, keys);
+                }
+                (None, None) => self.accumulate::<B, NT, VT>(p, v_tile),
+            }
+        }
+    }
+
     /// `O += P V`, where each slice of 16 values has a descale, and each row sees only `keys` of the block; all of them without
     /// `keys`. Products of a slice are summed before they are multiplied: P has no bits to spare for descales far apart.
     ///
     /// # Safety
     /// The conditions of [`Warp::new`].
     #[inline(always)]
-    pub unsafe fn accumulate_pages<B: Numbers, I: Interval, const NT: usize, const VT: usize>(
+    unsafe fn accumulate_pages<B: Numbers, I: Interval, const NT: usize, const VT: usize>(
         &mut self,
         p: [[Operand; NT]; MT],
         v_tile: SharedTile<VT>,

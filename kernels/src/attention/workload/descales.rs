@@ -4,6 +4,29 @@ use super::key_rows::Table;
 use crate::abi::{DescalesRef, ForwardParams};
 use crate::ptx::{global, switch};
 
+/// Address of the descale of a head, of an entry of the batch or of a page; 0 if all are 1.
+#[inline(always)]
+fn address(of: &DescalesRef, [entry, head]: [u32; 2]) -> u64 {
+    let offset = i64::from(entry) * of.batch_stride + i64::from(head) * of.head_stride;
+    match of.address {
+        0 => 0,
+        address => address.wrapping_add_signed(4 * offset),
+    }
+}
+
+/// The descale of a head, of an entry of the batch or of a page.
+///
+/// # Safety
+/// It is readable, if there is one.
+#[inline(always)]
+pub unsafe fn descale(of: &DescalesRef, place: [u32; 2]) -> f32 {
+    match address(of, place) {
+        0 => 1.0,
+        // SAFETY: the caller's promise.
+        address => unsafe { global::load_f32(address) },
+    }
+}
+
 /// The descales of the keys, or of the values, that a block takes.
 #[derive(Clone, Copy)]
 pub struct Descales {
@@ -27,13 +50,8 @@ impl Descales {
     ) -> Self {
         let of_pages = descales.of_pages != 0;
         let entry = if of_pages { 0 } else { batch };
-        let of_entry = i64::from(entry) * descales.batch_stride;
-        let of_head = i64::from(head) * descales.head_stride;
         Descales {
-            address: match descales.address {
-                0 => 0,
-                address => address.wrapping_add_signed(4 * (of_entry + of_head)),
-            },
+            address: address(descales, [entry, head]),
             page_bytes: if of_pages {
                 4 * descales.batch_stride
             } else {

@@ -1,0 +1,81 @@
+//! What a call in FP8 rounds, and by which kernels.
+
+use crate::error::Result;
+use crate::forward::{Problem, RawForward};
+use crate::options::descales_ref;
+use crate::plan::Steps;
+use kernels::abi::DescalesRef;
+use kernels::catalog::{Auxiliary, Dtype};
+use kernels::layout::element::CHUNK;
+use kernels::layout::fp8::row_lanes;
+
+/// What a call rounds, and by which kernels.
+pub struct Inputs {
+    /// Elements of rows of q and k.
+    pub dim: u32,
+    /// Elements of rows of v.
+    pub dim_v: u32,
+    /// Numbers of a rounded row of q or k.
+    pub row_bytes: usize,
+    /// Whether q and k are rotated.
+    pub rotates: bool,
+    /// What multiplies q, k and v of e4m3.
+    pub descales: [DescalesRef; 3],
+    /// What rounds q and k.
+    pub rounds_rows: Auxiliary,
+    /// What finds moments of v, and what rounds it.
+    pub rounds_values: [Option<Auxiliary>; 2],
+}
+
+impl Inputs {
+    /// The inputs of a call whose problem has dims that are [padded](Problem::in_vectors).
+    pub fn new(dtype: Dtype, p: &Problem, args: &RawForward) -> Self {
+        let rotates = args.options.fp8.is_some_and(|fp8| fp8.hadamard);
+        let row_bytes = match rotates {
+            true => (CHUNK * row_lanes(p.dim as u32)) as usize,
+            false => p.dim.next_multiple_of(16),
+        };
+        let of_16_bits = Inputs {
+            dim: p.dim as u32,
+            dim_v: p.dim_v as u32,
+            row_bytes,
+            rotates,
+            descales: Default::default(),
+            rounds_rows: Auxiliary::RoundRows(dtype),
+            rounds_values: [
+                Some(Auxiliary::Moments(dtype)),
+                Some(Auxiliary::RoundValues(dtype)),
+            ],
+        };
+        match args.options.e4m3 {
+            None => of_16_bits,
+            Some(e4m3) => Inputs {
+                dim: args.q.shape[3] as u32,
+                dim_v: args.v.shape[3] as u32,
+                descales: e4m3.descales().map(|of| descales_ref(of, false)),
+                rounds_rows: Auxiliary::ScaleRows,
+                rounds_values: [None, Some(Auxiliary::TransposeValues)],
+                ..of_16_bits
+            },
+        }
+    }
+
+    /// Room for the first key of each column that is not finite, and for whether a head has one: zeros, where the kernel that rounds finds
+    /// them itself.
+    pub fn reserve_notes(&self, steps: &mut Steps, heads: usize, dim_v: usize) -> Result<[u64; 2]> {
+        let bytes = size_of::<u32>();
+        let [moments, _] = self.rounds_values;
+        if moments.is_some() {
+            return Ok([
+                steps.reserve([heads, dim_v, bytes])?,
+                steps.reserve([heads, 1, bytes])?,
+            ]);
+        }
+        let overflow = Steps::OVERFLOW;
+        let all = heads.checked_mul(dim_v * bytes).ok_or(overflow)?;
+        Ok([
+            steps.reserve_zeros(all)?,
+            steps.reserve_zeros(heads * bytes)?,
+        ])
+    }
+}
