@@ -9,7 +9,7 @@ use crate::empty;
 use crate::error::{Error, Result};
 use crate::forward::{self, Problem};
 use crate::options::{
-    CACHE, E4M3_CACHE, FP8, PAGES, PAIRS, PREFIX, expect_best, full, score_shape,
+    CACHE, E4M3, E4M3_CACHE, FP8, PAGES, PAIRS, PREFIX, expect_best, full, score_shape,
 };
 use crate::plan::{CPU, EMPTY, Plan, Steps};
 use crate::tensor::{Dtype, expect_shape};
@@ -46,6 +46,7 @@ impl Attention<'_> {
                 E4M3_CACHE,
                 options.e4m3_cache.is_some() || own.cache_descales.is_some(),
             ),
+            (E4M3, options.e4m3.is_some() || own.descales.is_some()),
         ] {
             if is_on {
                 return Err(Error::ForwardOnly(argument));

@@ -43,13 +43,13 @@ impl Fp8 {
     /// # fn main() -> ferroattn::Result<()> {
     /// use ferroattn::{Attention, Fp8, Tensor};
     ///
-    /// // A score of 1 beside a large element, which leaves e4m3 no digits for it.
-    /// let q = Tensor::from_vec([1, 1, 1, 2], vec![1000.0_f32, 1.0])?;
-    /// let k = Tensor::from_vec([1, 1, 2, 2], vec![0.0_f32, 0.0, 0.0, 1.0])?;
-    /// let v = Tensor::from_vec([1, 1, 2, 1], vec![0.0_f32, 1.0])?;
-    /// let rotated = Fp8::new().hadamard(true);
-    /// let (o, _) = Attention::new().scale(1.0).fp8(rotated).forward(&q, &k, &v)?;
-    /// assert!(o.to_vec()?[0] < 1.0);
+    /// // Products of 0 and 2, so weights of 1 and 3.
+    /// let q = Tensor::from_vec([1, 1, 1, 2], vec![1.0_f32, 1.0])?;
+    /// let k = Tensor::from_vec([1, 1, 2, 2], vec![0.0_f32, 0.0, 1.0, 1.0])?;
+    /// let v = Tensor::from_vec([1, 1, 2, 1], vec![0.0_f32, 4.0])?;
+    /// let rotated = Attention::new().scale(3_f32.ln() / 2.0).fp8(Fp8::new().hadamard(true));
+    /// let (o, _) = rotated.forward(&q, &k, &v)?;
+    /// assert!((o.to_vec()?[0] - 3.0).abs() < 1e-5);
     /// # Ok(())
     /// # }
     /// ```
@@ -148,5 +148,10 @@ mod tests {
         let attention = Attention::new().fp8(Fp8::new());
         let backward = attention.backward(&x, &x, &x, &x, &lse, &x);
         assert_eq!(backward.expect_err("refused"), Error::ForwardOnly("fp8"));
+        let ones = Tensor::<f32, 2>::zeros(&Device::cpu(), [1, 2]).expect("memory");
+        let attention = Attention::new();
+        let attention = attention.descales(&ones, &ones, &ones);
+        let backward = attention.backward(&x, &x, &x, &x, &lse, &x);
+        assert_eq!(backward.expect_err("refused"), Error::ForwardOnly("e4m3"));
     }
 }

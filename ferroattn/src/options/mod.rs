@@ -75,6 +75,9 @@ pub(crate) const INVARIANT: &str = "batch_invariant";
 /// The name of keys and values of e4m3.
 pub(crate) const E4M3_CACHE: &str = "e4m3_cache";
 
+/// The name of q, k and v of e4m3.
+pub(crate) const E4M3: &str = "e4m3";
+
 /// The name of products of e4m3.
 pub(crate) const FP8: &str = "fp8";
 
@@ -97,7 +100,7 @@ pub(crate) fn first(p: &Problem, tensors: &RawOptions) -> Option<&'static str> {
         ("custom", tensors.custom.is_some()),
         (INVARIANT, tensors.batch_invariant),
         (FP8, tensors.fp8.is_some()),
-        ("e4m3", tensors.e4m3.is_some()),
+        (E4M3, tensors.e4m3.is_some()),
     ];
     let (name, _) = options.into_iter().find(|(_, is_on)| *is_on)?;
     Some(name)
