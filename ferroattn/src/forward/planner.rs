@@ -15,8 +15,8 @@ use std::fmt::Debug;
 /// - write the workspace, o and lse alone;
 /// - fit the device, of these facts, and come to an end.
 ///
-/// A plan that [`Draft`] or [`Attention::plan`](crate::Attention::plan) made does so, if its kernels take the parameters that
-/// it has for them.
+/// A plan that [`Draft`](crate::internals::Draft) or [`Attention::plan`](crate::Attention::plan) made does so, if its kernels
+/// take the parameters that it has for them.
 pub unsafe trait Planner: Debug + Send + Sync {
     /// The plan for a [valid](Problem::validate) problem on a device with these facts, or on the CPU, which has
     /// none; on this many splits of the keys if any number is given.
