@@ -272,12 +272,18 @@ impl Case {
         }
     }
 
-    /// The case in FP8, on one split, without what that does not go with.
+    /// The case in FP8, on one split, with the options that go with it.
     #[must_use]
     pub fn in_fp8(self) -> Self {
         Case {
             modifiers: Modifiers {
                 fp8: true,
+                hadamard: self.modifiers.hadamard,
+                window: self.modifiers.window,
+                softcap: self.modifiers.softcap,
+                sinks: self.modifiers.sinks,
+                sequences: self.modifiers.sequences,
+                first_keys: self.modifiers.first_keys,
                 dim_v: self.modifiers.dim_v,
                 ..Modifiers::default()
             },
@@ -316,6 +322,13 @@ impl Case {
     pub fn as_served(self) -> Self {
         match &self.kernel {
             Some(kernel) if kernel.starts_with("latent") => self.latent(),
+            Some(kernel) if kernel.starts_with("fp8") && !kernel.contains("optional") => {
+                let modifiers = Modifiers {
+                    dim_v: self.modifiers.dim_v,
+                    ..Modifiers::default()
+                };
+                Case { modifiers, ..self }.in_fp8()
+            }
             Some(kernel) if kernel.starts_with("fp8") => self.in_fp8(),
             Some(kernel) if kernel.starts_with("decode_e4m3") => self.with_e4m3(Descales::Heads),
             _ => self,

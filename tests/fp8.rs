@@ -1,6 +1,7 @@
 //! Attention in FP8: against the exact result of rounded inputs.
 
 pub mod e4m3;
+pub mod options;
 mod rounded;
 
 use crate::repeats::repeat;
@@ -60,6 +61,7 @@ pub fn tests() -> Vec<Test> {
         Test::new(name, move |device| special(device, &variants_on(device)))
     }));
     everywhere.extend(e4m3::tests());
+    everywhere.extend(options::tests());
     let of_workspaces = [
         Test::new("rounded_f16", rounded::rounded::<f16>),
         Test::new("rounded_bf16", rounded::rounded::<bf16>),

@@ -105,9 +105,9 @@ pub const MUTANTS: &[Mutant] = &[
     Mutant {
         what: "numbers that are not finite left out",
         kernel: CAUSAL,
-        pattern: "vote.sync.any",
-        which: Last,
-        change: |line| line.replace("1, 0, any", "0, 0, any"),
+        pattern: "vote.sync.ballot",
+        which: All,
+        change: |line| line.replace("setp.ne", "setp.lt"),
     },
     Mutant {
         what: "the scale of the first row for all",
@@ -140,9 +140,9 @@ pub const MUTANTS: &[Mutant] = &[
     Mutant {
         what: "a tile stored before it is there",
         kernel: VALUES,
-        pattern: "bar.sync",
-        which: Last,
-        change: remove,
+        pattern: "bar.red.or.pred",
+        which: All,
+        change: without_wait,
     },
     Mutant {
         what: "keys of V in another order",
@@ -175,25 +175,30 @@ pub const MUTANTS: &[Mutant] = &[
     Mutant {
         what: "a step of a rotation left out",
         kernel: SCALE,
-        pattern: "shfl.sync.bfly",
-        which: Nth(10),
+        pattern: ", 8, 0x1f",
+        which: All,
         change: zero,
     },
     Mutant {
         what: "values of NaN not noted",
         kernel: TRANSPOSE,
-        pattern: "red.global.max",
+        pattern: "vote.sync.ballot",
         which: All,
-        change: remove,
+        change: |line| line.replace("setp.ne", "setp.lt"),
     },
     Mutant {
         what: "a transposed tile stored before it is there",
         kernel: TRANSPOSE,
-        pattern: "bar.sync",
+        pattern: "bar.red.or.pred",
         which: All,
-        change: remove,
+        change: without_wait,
     },
 ];
+
+/// A vote of the block's threads becomes each thread's own.
+fn without_wait(line: &str) -> String {
+    line.replace("bar.red.or.pred any, 0, own", "mov.pred any, own")
+}
 
 /// The runs that show faults of a kernel; none for other kernels.
 pub fn runs(kernel: &str) -> Option<(Vec<Run>, Switches)> {

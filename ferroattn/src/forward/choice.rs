@@ -227,6 +227,9 @@ fn obstacle(
         Some("reads k and v of e4m3, for calls with e4m3_cache".to_owned())
     } else if let Some(option) = match forward.kind.main_loop {
         Loop::Latent => options::first_of_scores(problem, options),
+        Loop::Fp8(_) if forward.kind.mask.has_options() => {
+            options::first_not_in_fp8(problem, options)
+        }
         Loop::Fp8(_) => options::first_beside_fp8(problem, options),
         Loop::DecodeE4m3 => options::first_of_pairs(problem, options),
         _ if options.fp8.is_some() => Some(options::FP8),

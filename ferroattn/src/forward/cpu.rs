@@ -53,12 +53,13 @@ unsafe fn forward_of<T: Element>(problem: &Problem, args: &RawForward) -> Result
         let inputs = [args.q, args.k, args.v];
         if let Some(e4m3) = args.options.e4m3 {
             let fp8 = args.options.fp8.unwrap_or_default();
-            let inputs = inputs.map(|input| input.view::<F8E4M3, _>());
+            let [q, k, v] = inputs.map(|input| input.view::<F8E4M3, _>());
+            let [k, v] = [k, v].map(|tensor| options.seen_keys(problem, tensor));
             let ones = Array2::ones((problem.batch, problem.kv_heads));
             let descales = e4m3
                 .descales()
                 .map(|descale| descale.map_or(ones.view(), |descale| descale.view()));
-            let rounded = Rounded::of_e4m3(fp8, problem, inputs, descales);
+            let rounded = Rounded::of_e4m3(fp8, problem, [q, k.view(), v.view()], descales);
             forward_rounded(problem, &options, &rounded, o, lse);
             return Ok(());
         }
@@ -76,7 +77,8 @@ unsafe fn forward_of<T: Element>(problem: &Problem, args: &RawForward) -> Result
         match args.options.fp8 {
             None => forward(problem, &options, q, k, v, o, lse),
             Some(fp8) => {
-                let rounded = Rounded::new(fp8, problem, q, k, v);
+                let [k, v] = [k, v].map(|tensor| options.seen_keys(problem, tensor));
+                let rounded = Rounded::new(fp8, problem, q, k.view(), v.view());
                 forward_rounded(problem, &options, &rounded, o, lse);
             }
         }

@@ -37,7 +37,7 @@ impl<'a> Attention<'a> {
     /// [`forward`](Self::forward) of inputs that hold e4m3 already, multiplied by [`descales`](Self::descales): o has another type, lse is
     /// f32. The call is in [FP8](Self::fp8).
     ///
-    /// Tensor cores cut sums of e4m3 towards zero, and these values keep their mean. So sums have two levels: o of 512 keys is added to
+    /// Tensor cores cut sums of e4m3 towards zero, and these values keep their mean. So sums have two levels: o of 384 keys is added to
     /// sums in f32, which bounds what it loses by 0.5 %.
     ///
     /// ```

@@ -66,8 +66,9 @@ pub(super) fn folded(problem: &Problem, args: &RawForward) -> Option<(Problem, R
 /// Masks, windows and ALiBi count from the last one.
 pub(super) fn windowed(problem: &Problem, args: &RawForward) -> Option<(Problem, RawForward)> {
     let options = &args.options;
-    // Blocks of keys would begin elsewhere for each number of queries.
-    let counted = options.has_ranges() || options.pages.is_some() || options.batch_invariant;
+    // Blocks of keys, which share scales in FP8, would begin elsewhere for each number of queries.
+    let has_blocks = options.batch_invariant || options.fp8.is_some();
+    let counted = options.has_ranges() || options.pages.is_some() || has_blocks;
     let left = problem.window.left.filter(|_| !counted)?;
     let of_one_dim = Problem {
         dim_v: problem.dim,

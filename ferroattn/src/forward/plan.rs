@@ -134,6 +134,7 @@ impl Draft {
         let o = steps.output(args.o, offset_of!(ForwardParams, o.address))?;
         let place = offset_of!(ForwardParams, options);
         let tables = Tables {
+            of_keys: kernel.is_fp8,
             units,
             spread: [None, spread],
             ..Tables::default()

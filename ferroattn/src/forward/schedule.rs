@@ -30,7 +30,10 @@ pub fn request(dtype: Dtype, problem: &Problem, options: &RawOptions, facts: &Fa
         dim: problem.dim as u32,
         dim_v: problem.dim_v as u32,
         causal: problem.causal,
-        optional: options::first_beside_cache(problem, options).is_some(),
+        optional: match options.fp8 {
+            None => options::first_beside_cache(problem, options).is_some(),
+            Some(_) => options::first_beside_fp8(problem, options).is_some(),
+        },
         has_pairs: options::first_of_pairs(problem, options).is_some(),
         cached: options.cache_entries.is_some(),
         values_in_keys: options.values_in_keys

@@ -96,7 +96,7 @@ mod tests {
     use crate::device::{Class, Device, Facts};
     use crate::error::{Error, Result};
     use crate::forward::{Problem, RawForward};
-    use crate::plan::Plan;
+    use crate::plan::{CPU, Plan};
     use crate::tensor::{Dtype, RawTensor, Tensor};
 
     fn plan(attention: Attention, args: &RawForward, class: Option<Class>) -> Result<Plan> {
@@ -105,28 +105,39 @@ mod tests {
         attention.plan(facts.as_ref(), Dtype::Bf16, args)
     }
 
-    /// Another option, or splits, would be ignored: each is an error that names it, on the CPU, too.
+    /// An option that kernels lack, or splits, would be ignored: each is an error that names it, on the CPU, too.
     #[test]
-    fn no_option_goes_with_fp8() {
+    fn few_options_go_with_fp8() {
         let shape = [2, 4, 300, 64];
         let problem = Problem::new(shape, shape, shape, true, None).expect("valid");
         let plain = RawForward::row_major(&problem);
         let mut of_tensors = [plain; 3];
         of_tensors[0].options.sinks = Some(RawTensor::row_major([4]));
-        of_tensors[1].options.alibi = Some(RawTensor::row_major([2, 4]));
-        of_tensors[2].options.first_keys = Some(RawTensor::row_major([2]));
-        let [sinks, alibi, first_keys] = of_tensors;
+        of_tensors[1].options.first_keys = Some(RawTensor::row_major([2]));
+        of_tensors[2].options.alibi = Some(RawTensor::row_major([2, 4]));
+        let [sinks, first_keys, alibi] = of_tensors;
         let new = || Attention::new().causal(true);
+        for (attention, args) in [
+            (new().window(100, 0), plain),
+            (new().softcap(30.0), plain),
+            (new(), sinks),
+            (new(), first_keys),
+        ] {
+            let name = |class| {
+                plan(attention.clone(), &args, class)
+                    .expect("served")
+                    .kernel
+            };
+            assert_eq!(name(Some(Class::Sm90)), "fp8_optional_bf16_d64");
+            assert_eq!(name(None), CPU);
+        }
         for class in [Some(Class::Sm90), Some(Class::Sm80), None] {
             for (attention, args, other) in [
                 (new().splits(2), plain, "splits"),
                 (new().split_keys(128), plain, "split_keys"),
                 (new().batch_invariant(true), plain, "batch_invariant"),
-                (new().window(100, 0), plain, "window"),
-                (new().softcap(30.0), plain, "softcap"),
-                (new(), sinks, "sinks"),
+                (new().scale(1e5), plain, "scale of 65536 or more"),
                 (new(), alibi, "alibi"),
-                (new(), first_keys, "first_keys"),
             ] {
                 match plan(attention, &args, class) {
                     Err(Error::Excluded("fp8", one) | Error::Excluded(one, "fp8")) => {

@@ -115,7 +115,23 @@ pub(crate) fn first_beside_cache(p: &Problem, tensors: &RawOptions) -> Option<&'
     first(p, &beside)
 }
 
-/// The first option of a call that kernels for FP8 lack, by name.
+/// The first option of a call that all kernels for FP8 lack, by name.
+pub(crate) fn first_not_in_fp8(p: &Problem, tensors: &RawOptions) -> Option<&'static str> {
+    let plain = Problem {
+        window: Window::NONE,
+        softcap: None,
+        ..*p
+    };
+    let tensors = RawOptions {
+        sinks: None,
+        sequences: None,
+        first_keys: None,
+        ..*tensors
+    };
+    first_beside_fp8(&plain, &tensors)
+}
+
+/// The first option of a call in FP8 that its kernels without options lack, by name.
 pub(crate) fn first_beside_fp8(p: &Problem, tensors: &RawOptions) -> Option<&'static str> {
     let of_dims = Problem { dim_v: p.dim, ..*p };
     let beside = RawOptions {

@@ -18,8 +18,8 @@ use std::mem::offset_of;
 pub(crate) struct Tables {
     /// Sequences in place of what the options say.
     pub spaced: Option<Spaced>,
-    /// Whether it reads the ranges of queries.
-    pub gradients: bool,
+    /// Whether it reads the ranges of queries: gradients do, and what rounds keys.
+    pub of_keys: bool,
     /// The units of the keys of all entries, of one sequence each.
     pub units: Option<Units>,
     /// How queries and keys of packed sequences are spread.
@@ -31,7 +31,7 @@ impl Tables {
     pub fn of_gradients(spaced: Option<Spaced>, spread: [Option<Spread>; 2]) -> Self {
         Tables {
             spaced,
-            gradients: true,
+            of_keys: true,
             spread,
             ..Tables::default()
         }
@@ -70,7 +70,7 @@ impl Steps {
         }
         let Tables {
             spaced,
-            gradients,
+            of_keys,
             units,
             spread,
         } = tables;
@@ -96,7 +96,7 @@ impl Steps {
         options.key_ranges = self.reserve([p.batch, rows[0], size_of::<KeyRange>()])?;
         self.places.push(place + offset_of!(Options, key_ranges));
         let mut places = vec![offset_of!(RangesParams, key_ranges)];
-        if gradients {
+        if of_keys {
             options.query_ranges = self.reserve([p.batch, rows[1], size_of::<QueryRange>()])?;
             self.places.push(place + offset_of!(Options, query_ranges));
             places.push(offset_of!(RangesParams, query_ranges));
@@ -151,7 +151,7 @@ impl Steps {
             places.push(offset_of!(RangesParams, unit_offsets));
         }
         let kernel = catalog::kernel(Family::Auxiliary(Auxiliary::Ranges));
-        let keys = if gradients { rows[1] } else { 0 };
+        let keys = if of_keys { rows[1] } else { 0 };
         let rows = p.batch as u128 * (rows[0] + keys) as u128;
         // The last block divides the keys.
         let of_units = u128::from(units.is_some());

@@ -147,7 +147,7 @@ impl RawOptions {
             tensor.expect_rows("mask", axis)?;
         }
         self.expect_spreadable(p)?;
-        if let (Some(_), Some(option)) = (self.fp8, super::first_beside_fp8(p, self)) {
+        if let (Some(_), Some(option)) = (self.fp8, super::first_not_in_fp8(p, self)) {
             return Err(Error::Excluded(super::FP8, option));
         }
         self.e4m3.map_or(Ok(()), |e4m3| e4m3.validate(p))?;

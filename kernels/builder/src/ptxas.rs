@@ -88,9 +88,13 @@ pub fn assemble(ptxas: &Path, modules: &[Module]) -> Result<Vec<Usage>, Error> {
     with_options.try_for_each(|module| {
         let is_backward = module.name.starts_with("backward");
         let has_pairs = !module.name.starts_with("decode");
-        let changes_scores = !module.name.starts_with("latent");
+        let some = match module.name.split('_').next() {
+            Some("latent") => &[Switch::Ranges, Switch::Pages][..],
+            Some("fp8") => &[Switch::Ranges, Switch::Softcap, Switch::SoftcapFar],
+            _ => Switch::ALL,
+        };
         let has = |switch: &Switch| {
-            (changes_scores || matches!(switch, Switch::Ranges | Switch::Pages))
+            some.contains(switch)
                 && (!is_backward || switch.is_of_gradients())
                 && (has_pairs || !switch.is_of_pairs())
         };

@@ -20,6 +20,9 @@ pub struct RoundRowsParams {
     pub rounded: u64,
     /// Device address of the scales: `f32[batch, heads, rows]`, or `f32[batch, heads, ceil(rows / 128)]` of blocks of 128 rows.
     pub scales: u64,
+    /// Device address of the queries that see each row of k, [`QueryRange`](super::QueryRange) `[batch, rows]`: rows that none sees count
+    /// as zeros. 0 where rows are of queries, or all count.
+    pub ranges: u64,
     /// Heads.
     pub heads: u32,
     /// Rows of a head.
@@ -54,18 +57,19 @@ pub struct RoundValuesParams {
     pub values: TensorRef,
     /// Of values of e4m3, what multiplies them.
     pub descale: DescalesRef,
-    /// Device address of the moments of each part of the keys, `[batch, heads, parts, 4, dim]` words: sums, least and largest
-    /// numbers, and the number of the first key that is not finite.
+    /// Device address of the queries that see each key: see [`RoundRowsParams::ranges`].
+    pub ranges: u64,
+    /// Device address of the moments of each part of the keys, `f32[batch, heads, parts, 3, dim]`: sums, least and largest numbers.
     pub moments: u64,
     /// Device address of the rounded values, e4m3 `[batch, heads, dim, keys16]`: [transposed](crate::layout::fp8::transposed_key).
     /// `keys16` is `keys` rounded up to a multiple of 16, with any finite numbers behind them, whose probabilities are 0.
     pub rounded: u64,
     /// Device address of [scales and means](Fp8Params::columns).
     pub columns: u64,
-    /// Device address of the [first keys](Fp8Params::wrong_keys) that are not finite; of e4m3 zeros before.
-    pub wrong_keys: u64,
-    /// Device address of [whether there are some](Fp8Params::has_wrong); of e4m3 zeros before.
-    pub has_wrong: u64,
+    /// Device address of [blocks](Fp8Params::wrong_blocks) with values that are not finite.
+    pub wrong_blocks: u64,
+    /// Device address of [these values](Fp8Params::wrong_values).
+    pub wrong_values: u64,
     /// Heads.
     pub heads: u32,
     /// Keys of a head.
@@ -101,20 +105,15 @@ pub struct Fp8Params {
     pub key_scales: u64,
     /// Device address of the columns of v, `f32[batch, kv_heads, dim_v, 2]`: the scale, and the mean that is taken out of v.
     pub columns: u64,
-    /// Device address of the first key of each column that is not finite, `u32[batch, kv_heads, dim_v]`, counted down from
-    /// [`NO_KEY`](Self::NO_KEY): 0 if there is none.
-    pub wrong_keys: u64,
-    /// Device address of whether a head has such a key, 1 or 0, `u32[batch, kv_heads]`.
-    pub has_wrong: u64,
+    /// Device address of whether a block of 128 keys has values that are not finite, 1 or 0, `u32[batch, kv_heads, blocks]`.
+    pub wrong_blocks: u64,
+    /// Device address of which values these are, `u32[batch, kv_heads, blocks, dim_v, 4]`, of blocks that have some:
+    /// [bits](crate::layout::fp8::wrong_bits) of each column.
+    pub wrong_values: u64,
     /// A counter: see [`Sm90Params::counter`](super::Sm90Params::counter).
     pub counter: u64,
     /// Tiles.
     pub tiles: u32,
     /// Blocks of 128 keys of a head.
     pub blocks: u32,
-}
-
-impl Fp8Params {
-    /// The number of no key: behind all.
-    pub const NO_KEY: u32 = i32::MAX as u32;
 }

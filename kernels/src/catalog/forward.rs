@@ -68,7 +68,7 @@ impl Forward {
 
     /// Whether it multiplies e4m3.
     pub fn is_fp8(&self) -> bool {
-        matches!(self.kind.main_loop, Loop::Fp8(_))
+        self.kind.multiplies_e4m3()
     }
 
     /// Slices of O's columns, each with query tiles of its own.
@@ -216,16 +216,15 @@ impl Spec for Forward {
     }
 
     fn code(&self) -> Code {
-        if !self.kind.mask.has_options() {
+        if self.is_fp8() {
             return Code {
-                // Ten words once a tile, stored and loaded, beside O of 256 columns.
-                most_spills: if self.is_fp8() && self.dim == 256 {
-                    80
-                } else {
-                    0
-                },
+                // Once a tile: ten words beside O of 256 columns, five beside fewer.
+                most_spills: if self.dim == 256 { 80 } else { 32 },
                 ..Code::default()
             };
+        }
+        if !self.kind.mask.has_options() {
+            return Code::default();
         }
         Code {
             products_of_masks: match self.is_hopper() {

@@ -111,7 +111,7 @@ impl MaskKind {
 
 impl Kind {
     /// All kinds; a [module](super::Spec::module) has the kinds that stand together.
-    pub(super) const ALL: [&[Self]; 14] = [
+    pub(super) const ALL: [&[Self]; 16] = [
         &Kind::with_masks(Loop::Sm80),
         &[Kind::of_group(Loop::Sm80)],
         &[Kind::of_group(Loop::Decode)],
@@ -125,6 +125,8 @@ impl Kind {
         &[Kind::LATENT],
         &Kind::with_masks(Loop::Fp8(Levels::One)),
         &Kind::with_masks(Loop::Fp8(Levels::Two)),
+        &[Kind::of_head(Loop::Fp8(Levels::One), MaskKind::Options)],
+        &[Kind::of_head(Loop::Fp8(Levels::Two), MaskKind::Options)],
         &[Kind::DECODE_E4M3],
     ];
 
@@ -178,6 +180,7 @@ impl Kind {
     pub(super) fn types(self) -> [&'static str; 2] {
         match self.mask {
             MaskKind::Options if self.is_grouped() => ["Spans", "GroupScore"],
+            MaskKind::Options if self.multiplies_e4m3() => ["Spans", "Optional"],
             mask => mask.types(),
         }
     }
@@ -185,7 +188,12 @@ impl Kind {
     /// Whether kernels take options with an element for each pair of query and key, a bias or a mask, or rows of v of another length:
     /// rows of several heads do not.
     pub fn has_pairs(self) -> bool {
-        self.mask.has_options() && !self.is_grouped()
+        self.mask.has_options() && !self.is_grouped() && !self.multiplies_e4m3()
+    }
+
+    /// Whether kernels multiply e4m3.
+    pub fn multiplies_e4m3(self) -> bool {
+        matches!(self.main_loop, Loop::Fp8(_))
     }
 
     /// What the names of its kernels begin with. Grouped rows are called packed there.
@@ -203,8 +211,10 @@ impl Kind {
             (Loop::Decode, _, true) => "decode_optional",
             (Loop::DecodeE4m3, _, _) => "decode_e4m3",
             (Loop::Latent, _, _) => "latent",
-            (Loop::Fp8(Levels::One), _, _) => "fp8",
-            (Loop::Fp8(Levels::Two), _, _) => "fp8_two_levels",
+            (Loop::Fp8(Levels::One), _, false) => "fp8",
+            (Loop::Fp8(Levels::One), _, true) => "fp8_optional",
+            (Loop::Fp8(Levels::Two), _, false) => "fp8_two_levels",
+            (Loop::Fp8(Levels::Two), _, true) => "fp8_two_levels_optional",
         }
     }
 

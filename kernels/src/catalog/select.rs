@@ -82,7 +82,11 @@ fn best(request: &Request) -> Option<Forward> {
             true => Levels::Two,
             false => Levels::One,
         };
-        return of_head(Loop::Fp8(levels), MaskKind::of(request.causal));
+        let mask = match request.optional {
+            true => MaskKind::Options,
+            false => MaskKind::of(request.causal),
+        };
+        return of_head(Loop::Fp8(levels), mask);
     }
     if request.e4m3_cache {
         return of(Kind::DECODE_E4M3);
@@ -404,17 +408,23 @@ mod tests {
     /// e4m3 has kernels on Hopper, up to head dim 256.
     #[test]
     fn fp8_has_its_kernels() {
-        for (dim, expected) in [
-            (8, "fp8_f16_d64_causal"),
-            (128, "fp8_f16_d128_causal"),
-            (136, "fp8_f16_d256_causal"),
-        ] {
+        for (dim, expected) in [(8, "f16_d64"), (128, "f16_d128"), (136, "f16_d256")] {
             let request = Request {
                 fp8: true,
-                optional: true,
                 ..request(dim, 4096, 4)
             };
-            assert_eq!(name(request), expected);
+            assert_eq!(name(request), format!("fp8_{expected}_causal"));
+            let with_options = Request {
+                optional: true,
+                ..request
+            };
+            assert_eq!(name(with_options), format!("fp8_optional_{expected}"));
+            let of_e4m3 = Request {
+                e4m3: true,
+                ..with_options
+            };
+            let name_of_e4m3 = format!("fp8_two_levels_optional_{expected}");
+            assert_eq!(name(of_e4m3), name_of_e4m3);
             assert_eq!(select(&older(request)), None);
             assert_eq!(
                 select(&Request {

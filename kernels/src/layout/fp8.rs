@@ -88,6 +88,28 @@ pub const fn transposed_key(key: u32) -> u32 {
     key / 16 * 16 + 4 * t + 2 * half + odd
 }
 
+/// The bits of keys `start..end` of a block, both at most 128, in word `byte` of four: bit `l` of word `b` is position `4 l + b` of a row of
+/// the [transposed](transposed_key) v.
+#[must_use]
+#[inline(always)]
+pub const fn wrong_bits(start: u32, end: u32, byte: u32) -> u32 {
+    below(end, byte) & !below(start, byte)
+}
+
+/// The bits of keys below `key`.
+#[inline(always)]
+const fn below(key: u32, byte: u32) -> u32 {
+    // Of 16 keys, bit `t` has key `2 t + first`.
+    let first = 8 * (byte / 2) + byte % 2;
+    let rest = key.saturating_sub(first);
+    let of_group = (rest % 16).div_ceil(2);
+    let count = rest / 16 * 4 + if of_group < 4 { of_group } else { 4 };
+    match count {
+        32.. => u32::MAX,
+        _ => (1 << count) - 1,
+    }
+}
+
 /// Slots for the 64 rows of Q of each warpgroup, K and V of each stage, outer sums of O, barriers, and what belongs to slots and stages.
 ///
 /// ```text
@@ -239,6 +261,34 @@ mod tests {
                 let (_, key) = fragment::accumulator(lane, i);
                 assert_eq!(transposed_key(key), 4 * (lane % 4) + place as u32);
             }
+        }
+    }
+
+    #[test]
+    fn bits_are_of_keys() {
+        for (start, end) in [
+            (0, 128),
+            (0, 0),
+            (1, 2),
+            (9, 10),
+            (7, 120),
+            (17, 19),
+            (128, 128),
+            (5, 3),
+        ] {
+            let mut bits = [0_u32; 4];
+            for place in (start..end).map(transposed_key) {
+                bits[place as usize % 4] |= 1 << (place / 4);
+            }
+            assert_eq!(
+                [0, 1, 2, 3].map(|byte| wrong_bits(start, end, byte)),
+                bits,
+                "{start}..{end}"
+            );
+        }
+        for key in 0..128 {
+            let place = transposed_key(key);
+            assert_eq!(wrong_bits(key, key + 1, place % 4), 1 << (place / 4));
         }
     }
 

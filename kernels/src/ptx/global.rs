@@ -157,12 +157,6 @@ instructions! {
     /// `address` is 4-byte aligned and writable, by such calls alone.
     add_f32(address: u64 in reg64, value: f32 in reg32) = "red.global.add.f32 [{}], {};";
 
-    /// Raises a number to another one.
-    ///
-    /// # Safety
-    /// `address` is 4-byte aligned and writable, by such calls alone.
-    max_u32(address: u64 in reg64, value: u32 in reg32) = "red.global.max.u32 [{}], {};";
-
     /// Adds four f32, each at once, to neighbours: from compute capability 9.0 on.
     ///
     /// # Safety

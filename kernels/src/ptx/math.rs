@@ -1,4 +1,4 @@
-//! Arithmetic that `core` lacks or rounds twice: `fma`, `ex2`, `lg2`, `rcp`, and pairs of f16.
+//! Arithmetic that `core` lacks or rounds twice: `fma`, `ex2`, `lg2`, `tanh`, `rcp`, and pairs of f16.
 
 use core::arch::asm;
 
@@ -18,6 +18,9 @@ arithmetic! {
 
     /// Base-2 logarithm, to about 1 ulp; -inf for 0.
     log2(x: f32 in reg32) -> f32 = "lg2.approx.f32 {}, {};";
+
+    /// tanh(x), to 2^-11 of its size.
+    tanh(x: f32 in reg32) -> f32 = "tanh.approx.f32 {}, {};";
 
     /// 1 / x, to about 1 ulp.
     reciprocal(x: f32 in reg32) -> f32 = "rcp.approx.ftz.f32 {}, {};";

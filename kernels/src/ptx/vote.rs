@@ -17,3 +17,18 @@ pub unsafe fn any(value: bool) -> bool {
     }
     any != 0
 }
+
+/// The lanes for which `value` is true, a bit each.
+///
+/// # Safety
+/// The conditions of [`any`].
+#[inline(always)]
+pub unsafe fn ballot(value: bool) -> u32 {
+    let lanes: u32;
+    // SAFETY: convergence is the caller's promise.
+    unsafe {
+        asm!("{{ .reg .pred own; setp.ne.u32 own, {}, 0; vote.sync.ballot.b32 {}, own, 0xffffffff; }}",
+            in(reg32) u32::from(value), out(reg32) lanes, options(nostack));
+    }
+    lanes
+}

@@ -166,7 +166,8 @@ impl Expected {
         ];
         let [q, k, v] =
             inputs.map(|(tensor, shape)| ArrayView4::from_shape(shape, tensor).expect("its shape"));
-        let rounded = Rounded::new(fp8, p, q, k, v);
+        let [k, v] = [k, v].map(|tensor| forward.options.seen_keys(p, tensor));
+        let rounded = Rounded::new(fp8, p, q, k.view(), v.view());
         Self::of_rounded::<T>(p, forward.options, &rounded, rows)
     }
 

@@ -37,18 +37,19 @@ impl Reference<'_> {
         let means = means.mapv(f64::from);
         let means = means.as_slice().expect("new");
         let terms = self.fp8_terms(query, exact);
-        let logs = terms.all.iter().map(|term| term.log);
+        let of_keys = &terms.all[..terms.all.len() - 1];
+        let logs = of_keys.iter().map(|term| term.log);
         let highest = logs.fold(f64::NEG_INFINITY, f64::max).exp();
         let values = self.values_of(query);
         let zeros = || Array1::<f64>::zeros(exact.o.len());
         let (mut squares, mut moved, mut sizes) = (zeros(), zeros(), zeros());
-        let mut keys: Vec<usize> = (0..terms.all.len()).collect();
-        let weight = |&key: &usize| (terms.all[key].log * 1e9).round() as i64;
+        let mut keys: Vec<usize> = (0..of_keys.len()).collect();
+        let weight = |&key: &usize| (of_keys[key].log * 1e9).round() as i64;
         keys.sort_unstable_by_key(weight);
         for like in keys.chunk_by(|a, b| weight(a) == weight(b)) {
             let mut sum = zeros();
             for &key in like {
-                let Term { log, error } = terms.all[key];
+                let Term { log, error } = of_keys[key];
                 let (p, value) = (log.exp(), values.row(key));
                 let lost = p.min((UNIT * p).max(LEAST * highest));
                 let change = p * error.exp_m1();
@@ -64,8 +65,12 @@ impl Reference<'_> {
                 *squares += sum * sum;
             }
         }
+        if let Some(Term { log, error }) = terms.all.last() {
+            let change = log.exp() * error.exp_m1();
+            moved.zip_mut_with(&exact.o, |moved, o| *moved += change * o.abs());
+        }
         let [unit, least] = rounding(T::DTYPE);
-        let mut steps = terms.all.len().div_ceil(SLICE) as f64;
+        let mut steps = of_keys.len().div_ceil(SLICE) as f64;
         if rounded.has_levels {
             steps = steps.min(INNER_STEPS);
         }
@@ -84,9 +89,14 @@ impl Reference<'_> {
         }
     }
 
-    /// The row's keys.
+    /// The row's keys, and the sink behind them.
     fn fp8_terms(&self, query: &Query, exact: &Row) -> Terms {
         let scale = f64::from(self.p.scale).abs();
+        // Scores within bounds are rounded, and so is the instruction that bounds them.
+        let of_bounds = |score: f64| match self.p.softcap {
+            Some(_) => 3.0 * HALF_UNIT * score.abs(),
+            None => 0.0,
+        };
         let scores = self.scores(query);
         let highest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
         let terms = query.keys.iter().zip(scores).map(|(&key, &score)| {
@@ -102,9 +112,18 @@ impl Reference<'_> {
             let of_pairs = HALF_UNIT * (2.0 * (highest - score) + 9.0 * LN_2);
             Term {
                 log: score - exact.lse,
-                error: of_sums + of_pairs + 4.0 * HALF_UNIT,
+                error: of_sums + of_pairs + of_bounds(score) + 4.0 * HALF_UNIT,
             }
         });
-        Terms::new(terms.collect())
+        let sink = f64::from(query.options.sink());
+        let of_sink = Term {
+            log: sink - exact.lse,
+            error: if sink.is_finite() {
+                4.0 * F32_UNIT * sink.abs()
+            } else {
+                0.0
+            },
+        };
+        Terms::new(terms.chain([of_sink]).collect())
     }
 }

@@ -1,9 +1,7 @@
 //! What a call in FP8 rounds, and by which kernels.
 
-use crate::error::Result;
 use crate::forward::{Problem, RawForward};
 use crate::options::descales_ref;
-use crate::plan::Steps;
 use kernels::abi::DescalesRef;
 use kernels::catalog::{Auxiliary, Dtype};
 use kernels::layout::element::CHUNK;
@@ -58,24 +56,5 @@ impl Inputs {
                 ..of_16_bits
             },
         }
-    }
-
-    /// Room for the first key of each column that is not finite, and for whether a head has one: zeros, where the kernel that rounds finds
-    /// them itself.
-    pub fn reserve_notes(&self, steps: &mut Steps, heads: usize, dim_v: usize) -> Result<[u64; 2]> {
-        let bytes = size_of::<u32>();
-        let [moments, _] = self.rounds_values;
-        if moments.is_some() {
-            return Ok([
-                steps.reserve([heads, dim_v, bytes])?,
-                steps.reserve([heads, 1, bytes])?,
-            ]);
-        }
-        let overflow = Steps::OVERFLOW;
-        let all = heads.checked_mul(dim_v * bytes).ok_or(overflow)?;
-        Ok([
-            steps.reserve_zeros(all)?,
-            steps.reserve_zeros(heads * bytes)?,
-        ])
     }
 }

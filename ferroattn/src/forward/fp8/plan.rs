@@ -23,8 +23,8 @@ struct Rounded {
     q_scales: u64,
     key_scales: u64,
     columns: u64,
-    wrong_keys: u64,
-    has_wrong: u64,
+    wrong_blocks: u64,
+    wrong_values: u64,
 }
 
 impl Draft {
@@ -77,8 +77,8 @@ impl Draft {
             offset_of!(Fp8Params, q_scales),
             offset_of!(Fp8Params, key_scales),
             offset_of!(Fp8Params, columns),
-            offset_of!(Fp8Params, wrong_keys),
-            offset_of!(Fp8Params, has_wrong),
+            offset_of!(Fp8Params, wrong_blocks),
+            offset_of!(Fp8Params, wrong_values),
         ]);
         let mut params = Fp8Params {
             forward: ForwardParams {
@@ -89,8 +89,8 @@ impl Draft {
             q_scales: rounded.q_scales,
             key_scales: rounded.key_scales,
             columns: rounded.columns,
-            wrong_keys: rounded.wrong_keys,
-            has_wrong: rounded.has_wrong,
+            wrong_blocks: rounded.wrong_blocks,
+            wrong_values: rounded.wrong_values,
             tiles,
             blocks: (problem.seqlen_kv as u32).div_ceil(FP8_BLOCK),
             ..Fp8Params::default()
@@ -116,6 +116,8 @@ impl Draft {
     /// Adds the launches that round q, k and v.
     fn round(&mut self, p: &Problem, inputs: &Inputs) -> Result<Rounded> {
         let row_bytes = inputs.row_bytes;
+        // Where the batch consists of sequences, some keys may be of none.
+        let ranges = self.params.options.query_ranges;
         let [q_heads, kv_heads] = [p.heads, p.kv_heads].map(|heads| p.batch * heads);
         let key_blocks = (p.seqlen_kv as u32).div_ceil(FP8_BLOCK) as usize;
         let q = self.steps.reserve([q_heads, p.seqlen_q, row_bytes])?;
@@ -132,6 +134,7 @@ impl Draft {
             descales: [q_descale, k_descale],
             rounded: q,
             scales: q_scales,
+            ranges: 0,
             heads: p.heads as u32,
             row_count: p.seqlen_q as u32,
             group: p.group() as u32,
@@ -152,6 +155,7 @@ impl Draft {
             descales: Default::default(),
             rounded: k,
             scales,
+            ranges,
             heads: p.kv_heads as u32,
             row_count: p.seqlen_kv as u32,
             group: 1,
@@ -166,21 +170,22 @@ impl Draft {
         ] {
             let heads = p.batch as u128 * u128::from(params.heads);
             let tiles = heads * u128::from(params.row_count.div_ceil(FP8_BLOCK));
-            let places = [
+            let mut places = vec![
                 offset_of!(RoundRowsParams, rounded),
                 offset_of!(RoundRowsParams, scales),
             ];
+            places.extend((params.ranges != 0).then_some(offset_of!(RoundRowsParams, ranges)));
             let copied = offset_of!(RoundRowsParams, rows.address);
-            self.launch_round(inputs.rounds_rows, tiles, &params, &places, input, copied)?;
+            self.launch_round(inputs.rounds_rows, tiles, &params, places, input, copied)?;
         }
 
         let keys = p.seqlen_kv.next_multiple_of(16);
         let [parts, part_keys] = parts_of(p.seqlen_kv as u32);
         let moments = match inputs.rounds_values {
-            [Some(_), _] => [kv_heads, 4 * parts as usize * p.dim_v, size_of::<f32>()],
+            [Some(_), _] => [kv_heads, 3 * parts as usize * p.dim_v, size_of::<f32>()],
             [None, _] => [0; 3],
         };
-        let [wrong_keys, has_wrong] = inputs.reserve_notes(&mut self.steps, kv_heads, p.dim_v)?;
+        let bits = 4 * size_of::<u32>();
         let values = RoundValuesParams {
             values: self.params.v,
             descale: v_descale,
@@ -188,8 +193,11 @@ impl Draft {
             columns: self
                 .steps
                 .reserve([kv_heads, p.dim_v, 2 * size_of::<f32>()])?,
-            wrong_keys,
-            has_wrong,
+            wrong_blocks: self
+                .steps
+                .reserve([kv_heads, key_blocks, size_of::<u32>()])?,
+            wrong_values: self.steps.reserve([kv_heads, key_blocks * p.dim_v, bits])?,
+            ranges,
             moments: self.steps.reserve(moments)?,
             heads: p.kv_heads as u32,
             keys: p.seqlen_kv as u32,
@@ -198,13 +206,14 @@ impl Draft {
             part_keys,
             row_dim: inputs.dim_v,
         };
-        let places = [
+        let mut places = vec![
             offset_of!(RoundValuesParams, rounded),
             offset_of!(RoundValuesParams, columns),
-            offset_of!(RoundValuesParams, wrong_keys),
-            offset_of!(RoundValuesParams, has_wrong),
+            offset_of!(RoundValuesParams, wrong_blocks),
+            offset_of!(RoundValuesParams, wrong_values),
             offset_of!(RoundValuesParams, moments),
         ];
+        places.extend((ranges != 0).then_some(offset_of!(RoundValuesParams, ranges)));
         for (kernel, of_head) in inputs
             .rounds_values
             .into_iter()
@@ -214,7 +223,7 @@ impl Draft {
             let input = offset_of!(ForwardParams, v.address);
             let copied = offset_of!(RoundValuesParams, values.address);
             if let Some(kernel) = kernel {
-                self.launch_round(kernel, tiles, &values, &places, input, copied)?;
+                self.launch_round(kernel, tiles, &values, places.clone(), input, copied)?;
             }
         }
         Ok(Rounded {
@@ -224,8 +233,8 @@ impl Draft {
             q_scales,
             key_scales: scales,
             columns: values.columns,
-            wrong_keys: values.wrong_keys,
-            has_wrong: values.has_wrong,
+            wrong_blocks: values.wrong_blocks,
+            wrong_values: values.wrong_values,
         })
     }
 
@@ -236,12 +245,11 @@ impl Draft {
         kernel: Auxiliary,
         blocks: u128,
         params: &P,
-        places: &[usize],
+        mut places: Vec<usize>,
         input: usize,
         copied: usize,
     ) -> Result<()> {
         let is_copy = self.steps.places.contains(&input);
-        let mut places = places.to_vec();
         places.extend(is_copy.then_some(copied));
         let kernel = catalog::kernel(Family::Auxiliary(kernel));
         let shared_bytes = kernel.shared_bytes();

@@ -13,7 +13,7 @@ use crate::options::{Fp8, PREFIX, RawE4m3Cache, RawOptions, Sequences};
 use crate::tensor::{Element, RawTensor};
 use bytemuck::Pod;
 use float8::F8E4M3;
-use ndarray::{Array2, ArrayView2, ArrayView4, CowArray, Ix2, s};
+use ndarray::{Array2, Array4, ArrayView2, ArrayView4, CowArray, Ix2, Ix4, s};
 use std::borrow::Cow;
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -196,6 +196,30 @@ impl HostOptions<'_> {
             rows[first * dim..][..count * dim].copy_from_slice(read);
         }
         rows.into()
+    }
+
+    /// Keys or values, with zeros for those that no query sees, where the batch consists of sequences: these count for no scale.
+    pub(crate) fn seen_keys<'t, T: Pod>(
+        &self,
+        p: &Problem,
+        tensor: ArrayView4<'t, T>,
+    ) -> CowArray<'t, T, Ix4> {
+        if !self.raw.has_ranges() {
+            return tensor.into();
+        }
+        let mut seen = Array4::from_elem(tensor.dim(), T::zeroed());
+        for batch in 0..p.batch {
+            let options = self.head(p, [batch, 0]);
+            let mut end = 0;
+            for query in 0..p.seqlen_q {
+                // From query to query, both ends only rise.
+                let keys = options.range(query);
+                let keys = s![batch, .., keys.start.max(end)..keys.end.max(end), ..];
+                seen.slice_mut(keys).assign(&tensor.slice(keys));
+                end = end.max(options.range(query).end);
+            }
+        }
+        seen.into()
     }
 
     /// How inputs are rounded to e4m3, if they are.

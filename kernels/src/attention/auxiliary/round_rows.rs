@@ -5,7 +5,7 @@
 //!
 //! Rows of e4m3 keep their digits, but for numbers that are 2^12 times smaller than the largest. What multiplies them goes into q's scales.
 
-use super::source::Source;
+use super::source::{Source, is_seen};
 use crate::abi::{FP8_BLOCK, RoundRowsParams, TensorRef};
 use crate::attention::workload::descales::descale;
 use crate::layout::element::{self, CHUNK};
@@ -13,6 +13,7 @@ use crate::layout::fp8::{ROW_THREADS, inverse_of, rotation_signs, row_lanes, sca
 use crate::ptx::convert::e4m3;
 use crate::ptx::{barrier, global, math, shared, shuffle, special};
 use crate::tile::registers::opaque;
+use core::hint::cold_path;
 
 /// Rounds the block's 128 rows, with `W` warps.
 ///
@@ -42,6 +43,7 @@ unsafe fn round_block<E: Source, const W: u32, const TURNS: usize>(params: &Roun
     // SAFETY: the caller's promise: all threads of the block make the same calls.
     unsafe {
         let block = Block::new::<W>(params);
+        let hidden = block.hidden(TURNS as u32);
         let mut eight = [E::ZEROS; TURNS];
         for i in 0..TURNS {
             eight[i] = block.load::<E>(i as u32);
@@ -49,7 +51,9 @@ unsafe fn round_block<E: Source, const W: u32, const TURNS: usize>(params: &Roun
         let mut largest = 0.0_f32;
         if params.shares != 0 {
             for i in 0..TURNS {
-                largest = largest.max(largest_of(E::widen(eight[i])));
+                if hidden >> i & 1 == 0 {
+                    largest = largest.max(largest_of(E::widen(eight[i])));
+                }
             }
             largest = block.share::<W>(largest);
         }
@@ -70,12 +74,17 @@ unsafe fn rotate_block<E: Source, const W: u32>(params: &RoundRowsParams) {
     unsafe {
         let block = Block::new::<W>(params);
         let turns = FP8_BLOCK / block.step;
+        let hidden = block.hidden(turns);
         let numbers = |turn| rotated(E::widen(block.load::<E>(turn)), block.lane, block.lanes);
         let mut largest = 0.0_f32;
         if params.shares != 0 {
             let mut turn = 0;
             while turn < turns {
-                largest = largest.max(largest_of(numbers(turn)));
+                // All lanes of a row rotate it.
+                let of_turn = largest_of(numbers(turn));
+                if hidden >> turn & 1 == 0 {
+                    largest = largest.max(of_turn);
+                }
                 turn = opaque(turn + 1);
             }
             largest = block.share::<W>(largest);
@@ -155,6 +164,33 @@ impl<'a> Block<'a> {
             },
             false => E::ZEROS,
         }
+    }
+
+    /// In which of so many turns no query sees the thread's row, a bit each. What such rows become does not matter, for their scores are
+    /// hidden, but they count for no scale.
+    #[inline(always)]
+    unsafe fn hidden(&self, turns: u32) -> u32 {
+        let params = self.params;
+        let mut hidden = 0;
+        if params.ranges != 0 {
+            cold_path();
+            let mut turn = 0;
+            while turn < turns {
+                let row = self.row(turn).min(params.row_count - 1);
+                // SAFETY: the row exists.
+                let is_seen = unsafe {
+                    is_seen(
+                        params.ranges,
+                        params.heads,
+                        [self.head, row],
+                        params.row_count,
+                    )
+                };
+                hidden |= if is_seen { 0 } else { 1 << turn };
+                turn = opaque(turn + 1);
+            }
+        }
+        hidden
     }
 
     /// The largest number of all rows; the block's scale is written.

@@ -2,18 +2,18 @@
 //!
 //! The first kernel finds the moments of parts of the keys: sums, least and largest numbers of each column. In the second one a block
 //! takes 128 keys of a head. It makes mean and scale of each column, always in one order. Infinities and NaN become 0, and count for
-//! neither; each column has the number of its first one.
+//! neither; a block that has some notes which values they are.
 //!
-//! Values of e4m3 stay as they are, and need no moments: the second kernel finds what is not finite itself.
+//! Values of e4m3 stay as they are, and need no moments.
 
 use super::round_rows::is_finite;
-use super::source::Source;
-use crate::abi::{FP8_BLOCK, Fp8Params, RoundValuesParams};
+use super::source::{Source, is_seen};
+use crate::abi::{FP8_BLOCK, RoundValuesParams};
 use crate::attention::workload::descales::descale;
 use crate::layout::element::CHUNK;
 use crate::layout::fp8::{VALUES_LOG2, inverse_of, row_lanes, scale_of};
 use crate::ptx::convert::e4m3;
-use crate::ptx::{barrier, global, shared, special, vote};
+use crate::ptx::{barrier, global, math, shared, special, vote};
 use core::hint::cold_path;
 
 /// Columns that a block has room for.
@@ -47,10 +47,8 @@ pub unsafe fn moments<E: Source, const W: u32>(params: &RoundValuesParams) {
         for i in 0..AT_ONCE {
             let key = first + rows * i as u32;
             if key < end {
-                let (place, column) = ([head, key], CHUNK * lane);
                 // SAFETY: elements of the values.
-                eight[i] =
-                    unsafe { E::load(&params.values, params.heads, place, column, params.row_dim) };
+                eight[i] = unsafe { load::<E>(params, [head, key], CHUNK * lane) };
             }
         }
         for i in 0..AT_ONCE {
@@ -58,7 +56,7 @@ pub unsafe fn moments<E: Source, const W: u32>(params: &RoundValuesParams) {
             let numbers = E::widen(eight[i]);
             for column in 0..8 {
                 if key < end {
-                    found[column].take(numbers[column], key);
+                    found[column].take(numbers[column]);
                 }
             }
         }
@@ -72,26 +70,24 @@ pub unsafe fn moments<E: Source, const W: u32>(params: &RoundValuesParams) {
     unsafe {
         for i in 0..8 {
             let column = CHUNK * lane + i as u32;
-            let words = found[i].words();
-            for moment in 0..4 {
+            let moments = found[i].numbers();
+            for moment in 0..3 {
                 let to = place(moment as u32, thread / lanes, column);
-                shared::store_u32(to, words[moment]);
+                shared::store_f32(to, moments[moment]);
             }
         }
         barrier::block();
         if thread < params.dim {
             let mut found = Moments::NONE;
             for row in 0..rows {
-                let words = [0, 1, 2, 3].map(|moment| shared::load_u32(place(moment, row, thread)));
-                found = found.add(Moments::of_words(words));
+                let of_row = [0, 1, 2].map(|moment| shared::load_f32(place(moment, row, thread)));
+                found = found.add(Moments::of(of_row));
             }
             let to = moments_at(params, head, part, thread);
-            let words = found.words();
-            for moment in 0..4 {
-                global::store_u32(
-                    to + 4 * moment as u64 * u64::from(params.dim),
-                    words[moment],
-                );
+            let moments = found.numbers();
+            for moment in 0..3 {
+                let to = to + 4 * moment as u64 * u64::from(params.dim);
+                global::store_f32(to, moments[moment]);
             }
         }
     }
@@ -119,6 +115,7 @@ pub unsafe fn round_values<E: Source, const W: u32>(params: &RoundValuesParams) 
         let mut four = source.load::<E>(params, thread);
         write_columns::<E, W>(params, head, tile, thread);
         let mut unit = thread;
+        let mut nan = 0;
         while unit < source.count() {
             let next = source.load::<E>(params, unit + 32 * W);
             let (first, word) = source.place(unit);
@@ -130,31 +127,39 @@ pub unsafe fn round_values<E: Source, const W: u32>(params: &RoundValuesParams) 
                         true => [0.0, 1.0],
                         false => shared::load_f32x2(of_column(column)),
                     };
-                    let of = |numbers: [f32; 8]| match is_finite(numbers[i]) {
-                        true => (numbers[i] - mean) * inverse,
-                        false => 0.0,
+                    // What is not finite becomes NaN, which rounding would make 448.
+                    let of = |numbers: [f32; 8]| {
+                        math::fma(numbers[i] - mean, inverse, numbers[i] - numbers[i])
                     };
                     let [a, b, c, d] = numbers;
-                    if E::IS_E4M3 && !is_finite(a[i] + b[i] + c[i] + d[i]) {
-                        cold_path();
-                        source.note_wrong(params, word, column, [a[i], b[i], c[i], d[i]]);
-                    }
                     let rounded = e4m3(of(a), of(b), of(c), of(d));
+                    nan |= nan_of(rounded);
                     shared::store_u32(word_at(column, word), rounded);
                 }
             }
             four = next;
             unit += 32 * W;
         }
-        barrier::block();
+        let is_wrong = barrier::block_any(nan != 0);
+        if thread == 0 {
+            let to = params.wrong_blocks + 4 * u64::from(special::block());
+            global::store_u32(to, is_wrong.into());
+        }
         let keys = params.keys.next_multiple_of(16);
         let (lane, mut column) = (thread % 32, thread / 32);
         let key = tile * FP8_BLOCK + 4 * lane;
         while column < params.dim {
+            let mut word = shared::load_u32(word_at(column, lane));
+            if is_wrong {
+                cold_path();
+                let block = u64::from(special::block()) * u64::from(params.dim);
+                note_wrong(params.wrong_values + 16 * (block + u64::from(column)), word);
+                word = without_nan(word);
+            }
             if key < keys {
                 let row = u64::from(head) * u64::from(params.dim) + u64::from(column);
                 let to = params.rounded + row * u64::from(keys) + u64::from(key);
-                global::store_u32(to, shared::load_u32(word_at(column, lane)));
+                global::store_u32(to, word);
             }
             column += W;
         }
@@ -167,14 +172,59 @@ fn of_column(column: u32) -> u32 {
     shared::base() + 8 * column
 }
 
-/// Address of four keys of a column of the tile; behind the last column lies a word for each warp.
+/// Address of four keys of a column of the tile.
 #[inline(always)]
 fn word_at(column: u32, word: u32) -> u32 {
     shared::base() + 8 * COLUMNS + 4 * (column * TILE_WORDS + word)
 }
 
-/// Writes scales and means of the columns, to shared memory, and in a head's first block for the kernel that multiplies; what is not finite is
-/// noted, too. Of e4m3 there are only scales.
+/// The upper bits of those of four numbers of e4m3 that are NaN.
+#[inline(always)]
+fn nan_of(word: u32) -> u32 {
+    ((word & 0x7f7f_7f7f) + 0x0101_0101) & 0x8080_8080
+}
+
+/// Four numbers of e4m3, with zeros for NaN.
+#[inline(always)]
+fn without_nan(word: u32) -> u32 {
+    word & !(nan_of(word) / 0x80 * 0xff)
+}
+
+/// Notes which numbers of a column are NaN, of which each lane has four: see [`wrong_bits`](crate::layout::fp8::wrong_bits).
+///
+/// # Safety
+/// Every lane of the warp makes the same call; the 16 bytes at `to` are writable by it alone.
+#[inline(always)]
+unsafe fn note_wrong(to: u64, word: u32) {
+    let nan = nan_of(word);
+    let mut bits = [0; 4];
+    for byte in 0..4 {
+        // SAFETY: the caller's promise.
+        bits[byte] = unsafe { vote::ballot(nan & 0x80 << (8 * byte) != 0) };
+    }
+    if special::lane() == 0 {
+        // SAFETY: as above.
+        unsafe { global::store_u32x4(to, bits) }
+    }
+}
+
+/// Loads eight elements of a key of a head, from `column` on: zeros where no query sees the key.
+///
+/// # Safety
+/// The values are readable.
+#[inline(always)]
+unsafe fn load<E: Source>(params: &RoundValuesParams, place: [u32; 2], column: u32) -> E::Eight {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match is_seen(params.ranges, params.heads, place, params.keys) {
+            true => E::load(&params.values, params.heads, place, column, params.row_dim),
+            false => E::ZEROS,
+        }
+    }
+}
+
+/// Writes scales and means of the columns, to shared memory, and in a head's first block for the kernel that multiplies. Of e4m3 there are
+/// only scales.
 ///
 /// # Safety
 /// The conditions of [`round_values`]; all threads of the block make the same call.
@@ -197,30 +247,15 @@ unsafe fn write_columns<E: Source, const W: u32>(
             }
             return;
         }
-        let mut is_wrong = false;
         if thread < params.dim {
             let column = Column::of(params, head, thread);
-            is_wrong = column.wrong != Fp8Params::NO_KEY;
             shared::store_f32(of_column(thread), column.mean);
             shared::store_f32(of_column(thread) + 4, inverse_of(column.scale));
             if tile == 0 {
                 global::store_f32x2(columns, [column.scale, column.mean]);
-                let wrong = Fp8Params::NO_KEY - column.wrong;
-                global::store_u32(params.wrong_keys + 4 * place, wrong);
             }
-        }
-        let is_wrong = vote::any(is_wrong);
-        if thread.is_multiple_of(32) {
-            shared::store_u32(word_at(COLUMNS, thread / 32), u32::from(is_wrong));
         }
         barrier::block();
-        if tile == 0 && thread == 0 {
-            let mut flags = 0;
-            for warp in 0..W {
-                flags |= shared::load_u32(word_at(COLUMNS, warp));
-            }
-            global::store_u32(params.has_wrong + 4 * u64::from(head), flags);
-        }
     }
 }
 
@@ -263,39 +298,10 @@ impl Unit {
         self.keys(word).map(|key| {
             match unit < self.count() && key < params.keys && column < params.dim {
                 // SAFETY: elements of the values.
-                true => unsafe {
-                    let place = [self.head, key];
-                    E::load(&params.values, params.heads, place, column, params.row_dim)
-                },
+                true => unsafe { load::<E>(params, [self.head, key], column) },
                 false => E::ZEROS,
             }
         })
-    }
-
-    /// Notes which of the numbers of four keys are not finite.
-    ///
-    /// # Safety
-    /// The notes are writable, by such calls alone.
-    #[inline(always)]
-    unsafe fn note_wrong(
-        &self,
-        params: &RoundValuesParams,
-        word: u32,
-        column: u32,
-        numbers: [f32; 4],
-    ) {
-        let place = u64::from(self.head) * u64::from(params.dim) + u64::from(column);
-        let keys = self.keys(word);
-        for i in 0..4 {
-            if !is_finite(numbers[i]) {
-                let wrong = Fp8Params::NO_KEY - keys[i];
-                // SAFETY: the caller's promise.
-                unsafe {
-                    global::max_u32(params.wrong_keys + 4 * place, wrong);
-                    global::max_u32(params.has_wrong + 4 * u64::from(self.head), 1);
-                }
-            }
-        }
     }
 }
 
@@ -305,8 +311,6 @@ struct Moments {
     sum: f32,
     least: f32,
     most: f32,
-    /// The number of the first key that is not finite.
-    wrong: u32,
 }
 
 impl Moments {
@@ -314,18 +318,15 @@ impl Moments {
         sum: 0.0,
         least: f32::INFINITY,
         most: f32::NEG_INFINITY,
-        wrong: Fp8Params::NO_KEY,
     };
 
-    /// Takes in the number of a key.
+    /// Takes in a number.
     #[inline(always)]
-    fn take(&mut self, x: f32, key: u32) {
+    fn take(&mut self, x: f32) {
         if is_finite(x) {
             self.sum += x;
             self.least = self.least.min(x);
             self.most = self.most.max(x);
-        } else {
-            self.wrong = self.wrong.min(key);
         }
     }
 
@@ -336,25 +337,17 @@ impl Moments {
             sum: self.sum + other.sum,
             least: self.least.min(other.least),
             most: self.most.max(other.most),
-            wrong: self.wrong.min(other.wrong),
         }
     }
 
     #[inline(always)]
-    fn words(self) -> [u32; 4] {
-        let [sum, least, most] = [self.sum, self.least, self.most].map(f32::to_bits);
-        [sum, least, most, self.wrong]
+    fn numbers(self) -> [f32; 3] {
+        [self.sum, self.least, self.most]
     }
 
     #[inline(always)]
-    fn of_words([sum, least, most, wrong]: [u32; 4]) -> Self {
-        let [sum, least, most] = [sum, least, most].map(f32::from_bits);
-        Moments {
-            sum,
-            least,
-            most,
-            wrong,
-        }
+    fn of([sum, least, most]: [f32; 3]) -> Self {
+        Moments { sum, least, most }
     }
 }
 
@@ -363,8 +356,6 @@ struct Column {
     /// 0 if f32 does not hold it.
     mean: f32,
     scale: f32,
-    /// The number of the first key that is not finite.
-    wrong: u32,
 }
 
 impl Column {
@@ -377,16 +368,16 @@ impl Column {
         let mut found = Moments::NONE;
         let mut part = 0;
         while part < params.parts {
-            let words = [0, 1, 2, 3].map(|i| {
+            let moments = [0, 1, 2, 3].map(|i| {
                 // The last part once more, which is not added.
                 let from = moments_at(params, head, (part + i).min(params.parts - 1), column);
                 let next = 4 * u64::from(params.dim);
                 // SAFETY: the caller's promise.
-                [0, 1, 2, 3].map(|moment| unsafe { global::load_u32(from + moment * next) })
+                [0, 1, 2].map(|moment| unsafe { global::load_f32(from + moment * next) })
             });
             for i in 0..4 {
                 if part + (i as u32) < params.parts {
-                    found = found.add(Moments::of_words(words[i]));
+                    found = found.add(Moments::of(moments[i]));
                 }
             }
             part += 4;
@@ -397,7 +388,6 @@ impl Column {
         Column {
             mean,
             scale: scale_of(spread.min(f32::MAX), VALUES_LOG2),
-            wrong: found.wrong,
         }
     }
 }
@@ -406,5 +396,5 @@ impl Column {
 #[inline(always)]
 fn moments_at(params: &RoundValuesParams, head: u32, part: u32, column: u32) -> u64 {
     let part = u64::from(head) * u64::from(params.parts) + u64::from(part);
-    params.moments + 4 * (4 * part * u64::from(params.dim) + u64::from(column))
+    params.moments + 4 * (3 * part * u64::from(params.dim) + u64::from(column))
 }

@@ -1,7 +1,7 @@
 //! What kernels that round read: elements of 16 bits, or of e4m3 already.
 
 use super::round_rows::at;
-use crate::abi::TensorRef;
+use crate::abi::{QueryRange, TensorRef};
 use crate::layout::element::CHUNK;
 use crate::ptx::{convert, global, half};
 use crate::tile::Element;
@@ -31,6 +31,23 @@ pub trait Source {
 
     /// The elements as f32.
     fn widen(eight: Self::Eight) -> [f32; 8];
+}
+
+/// Whether a query sees a row of k or v, of so many for each batch entry of so many heads, by the [ranges](crate::abi::RoundRowsParams::ranges)
+/// of queries; without them rows count as seen.
+///
+/// # Safety
+/// There is a range for each row, if there are any.
+#[inline(always)]
+pub unsafe fn is_seen(ranges: u64, heads: u32, [head, row]: [u32; 2], rows: u32) -> bool {
+    if ranges == 0 {
+        return true;
+    }
+    let place = u64::from(head / heads) * u64::from(rows) + u64::from(row);
+    // SAFETY: the caller's promise.
+    let [start, end] =
+        unsafe { global::load_u32x2(ranges + size_of::<QueryRange>() as u64 * place) };
+    start < end
 }
 
 /// Rows are whole vectors of eight elements.

@@ -6,6 +6,7 @@ use super::softmax::Softmax;
 use super::step::{Consumer, Edge, First, Rows, Start, Whole};
 use super::store::store;
 use crate::abi::Fp8Params;
+use crate::attention::SoftmaxScale;
 use crate::attention::forward::sm90::job::{Job, Part};
 use crate::attention::forward::sm90::kernel::Kernel;
 use crate::attention::forward::sm90::tile::Tile;
@@ -66,7 +67,7 @@ pub unsafe fn consume<
             let warpgroup = q.0 % K::WARPGROUPS;
             let part = Part::<K>::new(params, job, warpgroup * ROWS);
             let score = K::Score::new(params, part.work.sequence.batch, part.work.heads.first());
-            let factors = factors(launch, &part, score);
+            let factors = factors(launch, &part);
             let place = memory.job(slot);
             let (tile, walk) = Tile::<K>::new(params, place, [0, warpgroup], job, &part, score);
 
@@ -127,14 +128,15 @@ pub unsafe fn consume<
 /// # Safety
 /// The conditions of [`fp8`](super::fp8).
 #[inline(always)]
-unsafe fn factors<K: Kernel>(launch: &Fp8Params, part: &Part<K>, score: K::Score) -> [f32; 2] {
+unsafe fn factors<K: Kernel>(launch: &Fp8Params, part: &Part<K>) -> [f32; 2] {
     let params = &launch.forward;
+    let scale = SoftmaxScale::new(params.scale);
     let rows = part.work.row_count() as i32;
     let first = part.first + (K::warp_row() + special::lane() / 4) as i32;
     [first, first + 8].map(|row| {
         let row = row.min(rows - 1).max(0) as u32;
         let place = part.work.lse(params, row) - params.lse;
         // SAFETY: q has a scale for each row.
-        score.scale().log2 * unsafe { global::load_f32(launch.q_scales + place) }
+        scale.log2 * unsafe { global::load_f32(launch.q_scales + place) }
     })
 }

@@ -23,7 +23,11 @@
 //! two [levels](outer).
 //!
 //! Rounded values have 0 in the place of an infinity or a NaN, so that rows which do not see such a key are right. At the end a row has
-//! NaN in the columns where it sees one: each column has the number of its first such key.
+//! NaN in the columns where it sees one: a block of 128 keys has a bit for each value, if some are not finite.
+//!
+//! # Options
+//! A window, sequences of other lengths, a bound of scores and sinks are a [mask](crate::attention::options::ranges::Spans) and a `softcap`
+//! of kernels of their own. A sink has no value, whose mean would be added: a row's sum takes it in at the end.
 //!
 //! # Budget
 //! Of a multiprocessor, for a step of 192 rows and 128 keys at D = 128:
@@ -43,15 +47,19 @@
 //! | `consume` | a consumer's loop over tiles and blocks of keys: Algorithm 1 |
 //! | `step` | its lines for one block of keys |
 //! | `softmax` | scores become probabilities |
+//! | `softcap` | scores of f16 within bounds |
 //! | `outer` | sums in two levels, where V keeps its mean |
 //! | `polynomial` | a part of the exponentials, without the unit for them |
 //! | `store` | O, scaled and with the mean of V, and lse |
+//! | `spoil` | NaN, where rows see values that are not finite |
 
 mod consume;
 pub mod outer;
 mod polynomial;
 mod produce;
+mod softcap;
 mod softmax;
+mod spoil;
 mod step;
 mod store;
 

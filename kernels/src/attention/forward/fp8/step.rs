@@ -1,13 +1,15 @@
 //! A step of Algorithm 1: a warpgroup's rows and one block of keys.
 
 use super::outer::{INNER_KEYS, Outer};
+use super::softcap::cap;
 use super::softmax::{Softmax, to_operands};
 use crate::attention::forward::sm90::kernel::Kernel;
 use crate::attention::forward::sm90::tile::Tile;
 use crate::attention::options::mask::Interval;
+use crate::attention::options::score::Score;
 use crate::layout::fp8::Fp8Memory;
 use crate::layout::{element, fragment};
-use crate::ptx::{barrier, ldmatrix, shared, special};
+use crate::ptx::{barrier, ldmatrix, shared, special, switch};
 use crate::tile::fp8::{self, Scores, Sums};
 use crate::tile::registers::opaque;
 use crate::tile::whole::scale_rows;
@@ -127,7 +129,7 @@ where
             }
             consumer.issue_scores(&mut self.s);
             let scale = shared::load_f32(consumer.memory.key_scale(block.stage()));
-            let factors = self.softmax.factors(scale);
+            let mut factors = self.softmax.factors(scale);
             if has_late {
                 consumer.issue_product(before, &mut self.o, &self.p);
                 wgmma::wait::<1>();
@@ -137,6 +139,9 @@ where
                 wgmma::wait::<0>();
             }
             fp8::pin(&mut self.s);
+            if !K::Score::SCALED && switch::softcap() != 0 {
+                factors = cap(&mut self.s, factors, tile.params().options.softcap);
+            }
 
             // 9. P = exp(S - m); 10. O = diag(exp(m_before - m)) O
             if is_late {

@@ -3,22 +3,21 @@
 use super::outer::Outer;
 use super::produce::kv_head_index;
 use super::softmax::Softmax;
+use super::spoil::spoil;
 use crate::abi::Fp8Params;
 use crate::attention::forward::sm90::job::{Job, Part};
 use crate::attention::forward::sm90::kernel::Kernel;
 use crate::attention::forward::sm90::store::store_rows;
-use crate::attention::options::mask::{Interval, Mask};
 use crate::attention::options::score::Score;
 use crate::attention::workload::heads::Heads;
-use crate::attention::{self, Total};
-use crate::layout::fragment;
-use crate::ptx::{global, math, shuffle, special, vote};
+use crate::attention::{self, SoftmaxScale, Total};
+use crate::ptx::{global, math, shuffle, special};
 use crate::tile::Accumulator;
-use crate::tile::registers::{again, fence};
-use crate::tile::whole::map_rows;
-use core::hint::cold_path;
+use crate::tile::registers::again;
+use crate::tile::whole::scale_rows;
 
-/// Lines 12 to 15 for the warp's 16 rows: V has its scale and its mean again, and rows that see a key which is not finite have NaN.
+/// Lines 12 to 15 for the warp's 16 rows: V has its scale and its mean again, rows that see a value which is not finite have NaN, and sums
+/// take in the sink.
 ///
 /// # Safety
 /// The conditions of [`fp8`](super::fp8); every lane of the warp makes the same call, after its last product.
@@ -33,14 +32,11 @@ pub unsafe fn store<K: Kernel, U: Outer, const OT: usize>(
     let params = &launch.forward;
     let part = again(|| Part::<K>::new(params, job, K::tile_row()));
     let lane = special::lane();
-    let head = u64::from(kv_head_index(launch, &part));
-    let columns = head * u64::from(params.dim);
+    let kv_head = kv_head_index(launch, &part);
+    let columns = u64::from(kv_head) * u64::from(params.dim);
     // SAFETY: the caller's promise.
     unsafe {
-        if vote::any(global::load_u32(launch.has_wrong + 4 * head) != 0) {
-            cold_path();
-            spoil(launch.wrong_keys + 4 * columns, params.dim, &part, &mut o);
-        }
+        spoil(launch, &part, kv_head, &mut o);
         let totals = softmax
             .sum
             .map(|sum| shuffle::reduce::<4>(sum, |a, b| a + b));
@@ -60,49 +56,40 @@ pub unsafe fn store<K: Kernel, U: Outer, const OT: usize>(
                 }
             }
         }
-        let scale = K::Score::new(params, part.work.sequence.batch, part.work.heads.first());
-        let mut sums = attention::Softmax::<1>::new(scale.scale());
+        let mut sums = attention::Softmax::<1>::new(SoftmaxScale::new(params.scale));
+        let split = part.work.keys(params);
+        let sink = K::Score::sink(params, split, part.work.heads.first());
+        let mut changes = [1.0; 2];
         for r in 0..2 {
             let total = Total {
                 max: softmax.reference[r],
                 sum: softmax.sum[r],
             };
+            let (total, change) = with_sink(total, sink);
+            changes[r] = change;
             sums.resume(0, r, total);
+        }
+        if !K::Score::SCALED {
+            scale_rows(&mut o, changes);
         }
         let place = [part.first, 0];
         store_rows::<K::Element, K::Score, _, OT>(params, &part.work, place, lane, o, &sums);
     }
 }
 
-/// Puts NaN into those of so many columns of O where a row sees a key that is not finite; `wrong_keys` has the first
-/// one of each column, counted down.
-///
-/// # Safety
-/// The numbers are readable, and every lane of the warp makes the same call.
+/// The lane's part of a row's sum with a sink, and the factor of the row of O. No branch: the assembler takes it for one of lanes.
 #[inline(always)]
-unsafe fn spoil<K: Kernel, const OT: usize>(
-    wrong_keys: u64,
-    columns: u32,
-    part: &Part<K>,
-    o: &mut [Accumulator; OT],
-) {
-    let [ends] = map_rows::<_, 1>(|row| {
-        let row = (part.first + row as i32).max(0) as u32;
-        part.mask.keys(part.work.query(row)).end()
-    });
-    let lane = special::lane();
-    for dt in 0..OT {
-        // SAFETY: the caller's promise. Else the assembler reads all columns ahead.
-        unsafe { fence() }
-        for i in 0..8 {
-            let column = 16 * dt as u32 + fragment::accumulator(lane, i as u32).1;
-            if column < columns {
-                // SAFETY: the caller's promise.
-                let wrong = unsafe { global::load_u32(wrong_keys + 4 * u64::from(column)) };
-                if ((Fp8Params::NO_KEY - wrong) as i32) < ends[i / 2 % 2] {
-                    o[dt].0[i] = f32::NAN;
-                }
-            }
-        }
-    }
+fn with_sink(total: Total, sink: f32) -> (Total, f32) {
+    let is_larger = total.max < sink;
+    let max = if is_larger { sink } else { total.max };
+    let power = |score: f32| {
+        let power = math::exp2(score - max);
+        // Equal infinities have no difference.
+        if score == max { 1.0 } else { power }
+    };
+    let (change, of_sink) = (power(total.max), power(sink));
+    let counts = special::lane().is_multiple_of(4) & (sink != f32::NEG_INFINITY);
+    let of_lane = if counts { of_sink } else { 0.0 };
+    let sum = math::fma(total.sum, change, of_lane);
+    (Total { max, sum }, change)
 }

@@ -161,8 +161,14 @@ impl<K: Kernel> Part<K> {
     /// The blocks that some of the first `count` rows see: none if no such row exists.
     #[inline(always)]
     pub fn blocks(&self, count: u32) -> Range<u32> {
+        self.blocks_of(count, K::BC)
+    }
+
+    /// [`blocks`](Self::blocks) of `size` keys.
+    #[inline(always)]
+    pub fn blocks_of(&self, count: u32, size: u32) -> Range<u32> {
         match self.first + count as i32 > 0 {
-            true => seen_blocks(self.ends(count), K::BC),
+            true => seen_blocks(self.ends(count), size),
             false => 0..0,
         }
     }

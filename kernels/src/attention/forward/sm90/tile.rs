@@ -79,6 +79,12 @@ impl<'a, K: Kernel> Tile<'a, K> {
         Runs::new(first, j, whole_blocks(ends, K::BC).start..edge)
     }
 
+    /// The launch's parameters.
+    #[inline(always)]
+    pub fn params(&self) -> &ForwardParams {
+        self.params
+    }
+
     /// The first key of a block.
     #[inline(always)]
     fn first_key(&self, j: u32) -> u32 {

@@ -11,7 +11,7 @@ mod gradients;
 mod optional;
 
 pub(super) use self::added::{ALIBI_ROWS, slope_at};
-pub use self::optional::Optional;
+pub use self::optional::{LEAST_SOFTCAP, MOST_SOFTCAP, Optional};
 use crate::abi::{BackwardParams, ForwardParams};
 use crate::attention::SoftmaxScale;
 use crate::attention::workload::key_rows::{EntryRows, KeyRows};

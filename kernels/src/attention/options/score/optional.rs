@@ -255,8 +255,8 @@ impl Optional {
 
 /// Bounds of scores outside of these are as these: scores are as good as 0 below, and as good as unbounded above. Their products
 /// with factors are finite, and their reciprocals no subnormal numbers.
-const LEAST_SOFTCAP: f32 = 1e-20;
-const MOST_SOFTCAP: f32 = 5e37;
+pub const LEAST_SOFTCAP: f32 = 1e-20;
+pub const MOST_SOFTCAP: f32 = 5e37;
 
 /// The square of the power `2 log2(e) x` below which [`small_tanh`] serves: `|x| < 1/8`.
 const SMALL_SQUARE: f32 = 0.130;
