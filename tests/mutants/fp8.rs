@@ -5,9 +5,9 @@ use super::{
     Mutant, Run,
     Which::{All, Last, Nth},
 };
-use crate::fp8::{e4m3, hidden, in_fp8, steep};
+use crate::fp8::{e4m3, hidden, in_fp8, options, steep};
 use ferroattn::Dtype;
-use kernels::abi::Switches;
+use kernels::abi::{Switch, Switches};
 use tests::Case;
 
 const MAIN: &str = "fp8_f16_d128";
@@ -18,6 +18,8 @@ const LATE: &str = "fp8_f16_d256";
 const LEVELS: &str = "fp8_two_levels_f16_d128";
 /// With the upper halves of outer sums.
 const HALVES: &str = "fp8_two_levels_f16_d256";
+/// With options.
+const OPTIONS: &str = "fp8_optional_f16_d64";
 const SCALE: &str = "scale_rows";
 const TRANSPOSE: &str = "transpose_values";
 const ROWS: &str = "round_rows_f16";
@@ -193,7 +195,50 @@ pub const MUTANTS: &[Mutant] = &[
         which: All,
         change: without_wait,
     },
+    Mutant {
+        what: "scores without a bound",
+        kernel: OPTIONS,
+        pattern: "tanh.approx",
+        which: All,
+        change: |line| line.replace("tanh.approx", "mov"),
+    },
+    Mutant {
+        what: "the sink left out",
+        kernel: OPTIONS,
+        pattern: "ld.global.b32",
+        which: Last,
+        change: |line| zero(line).replace(" 0;", " 0xff800000;"),
+    },
+    Mutant {
+        what: "values that are not finite left out, with a window",
+        kernel: OPTIONS,
+        pattern: "vote.sync.ballot",
+        which: All,
+        change: |line| line.replace("setp.ne", "setp.lt"),
+    },
+    Mutant {
+        what: "keys of no sequence counted for scales",
+        kernel: ROWS,
+        pattern: "ld.global.v2.b32",
+        which: All,
+        change: seen_by_one,
+    },
+    Mutant {
+        what: "keys of no sequence counted for moments",
+        kernel: MOMENTS,
+        pattern: "ld.global.v2.b32",
+        which: All,
+        change: seen_by_one,
+    },
 ];
+
+/// A range of queries that is read becomes 0..1.
+fn seen_by_one(line: &str) -> String {
+    let (_, to) = line.split_once('{').expect("two registers");
+    let (to, _) = to.split_once('}').expect("two registers");
+    let (start, end) = to.split_once(',').expect("two registers");
+    format!("mov.b32 {start}, 0; mov.b32 {end}, 1;")
+}
 
 /// A vote of the block's threads becomes each thread's own.
 fn without_wait(line: &str) -> String {
@@ -229,7 +274,25 @@ pub fn runs(kernel: &str) -> Option<(Vec<Run>, Switches)> {
             of_case(case(64, true)),
             Box::new(move |device| hidden(device, &case(64, true))),
         ],
-        ROWS | MOMENTS | VALUES => vec![of_case(case(128, false))],
+        ROWS | MOMENTS | VALUES => vec![
+            of_case(case(128, false)),
+            Box::new(|device| options::unseen_rows(device).map(drop)),
+        ],
+        OPTIONS => {
+            let in_window = move |left, right| {
+                let mut case = case(64, false);
+                let modifiers = &mut case.modifiers;
+                (modifiers.softcap, modifiers.sinks) = (Some(1.0), true);
+                (modifiers.window.left, modifiers.window.right) = (Some(left), Some(right));
+                case
+            };
+            let runs: Vec<Run> = vec![
+                // A sink is a large part of few keys.
+                of_case(in_window(3, 0)),
+                Box::new(move |device| options::spoilt(device, &in_window(140, 20))),
+            ];
+            return Some((runs, Switches::NONE.with(Switch::Softcap, true)));
+        }
         LEVELS | HALVES => {
             let dim = if kernel == LEVELS { 128 } else { 256 };
             let case = Case {
