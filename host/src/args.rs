@@ -1,5 +1,6 @@
 //! The command line.
 
+use crate::element_type::ElementType;
 use crate::gemm::GemmArgs;
 use crate::modifiers::Modifiers;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
@@ -73,10 +74,13 @@ pub struct Args {
     /// Head dim of v and o [default: dim]
     #[arg(long, value_name = "D", conflicts_with = "input", value_parser = dim)]
     pub dim_v: Option<usize>,
-    /// Element type of q, k, v and o, f32 on the CPU only [default: the input file's, or f16 for F32 and
-    /// random inputs]
+    /// Element type of q, k, v and o, f32 on the CPU only; fp8 is e4m3, with o of --o-dtype [default: the input
+    /// file's, or f16 for F32 and random inputs]
+    #[arg(long, value_parser = one_of(&ElementType::ALL, ElementType::name))]
+    pub dtype: Option<ElementType>,
+    /// Element type of o, f32 on the CPU only; with --dtype fp8 [default: f16]
     #[arg(long, value_parser = one_of(&Dtype::ALL, Dtype::name))]
-    pub dtype: Option<Dtype>,
+    pub o_dtype: Option<Dtype>,
     /// What to compute: o and lse, their gradients dq, dk and dv, or both, with a row of the table each
     #[arg(long, default_value = "forward")]
     pub pass: Pass,
@@ -158,7 +162,8 @@ pub struct Run {
 impl Args {
     /// The call, without tensors of options.
     pub fn call(&self) -> Attention<'static> {
-        let call = self.modifiers.set(Attention::new().causal(self.causal));
+        let call = Attention::new().causal(self.causal).fp8(self.rounding());
+        let call = self.modifiers.set(call);
         match self.scale {
             Some(scale) => call.scale(scale),
             None => call,

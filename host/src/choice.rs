@@ -15,7 +15,7 @@ use std::slice;
 pub struct Task<'a> {
     pub args: &'a Args,
     pub device: &'a Device,
-    /// Element type of q, k, v and o.
+    /// Element type of o, and of q, k and v unless they are e4m3.
     pub dtype: Dtype,
     pub problem: Problem,
     /// Options' tensors with an element for each pair.
@@ -121,7 +121,9 @@ impl Task<'_> {
 
     /// The tensors of options, to plan with.
     fn options(&self) -> RawOptions {
-        self.args.modifiers.planned(&self.problem, &self.pairs)
+        let mut options = self.args.modifiers.planned(&self.problem, &self.pairs);
+        self.args.plan_fp8(&mut options);
+        options
     }
 
     fn choice(
@@ -177,7 +179,9 @@ impl Task<'_> {
 
     fn on_rung(&self, rung: &Rung) -> Result<Choice> {
         let has_dim_v = self.problem.dim_v != self.problem.dim;
+        let is_e4m3 = self.args.is_e4m3();
         let option = self.args.modifiers.first();
+        let option = option.or(is_e4m3.then_some("--dtype fp8"));
         if let Some(option) = option.or(has_dim_v.then_some("--dim-v")) {
             let kernel = &self.args.kernel;
             bail!("--kernel {kernel} takes no {option}; the ladder has plain and causal attention");

@@ -20,6 +20,7 @@ const D_O: &str = "d_o";
 pub struct Source<'a> {
     args: &'a Args,
     pub problem: Problem,
+    /// Element type of o, and of q, k and v until they are rounded.
     pub dtype: Dtype,
     /// Options' tensors with an element for each pair.
     pub pairs: Pairs,
@@ -65,8 +66,7 @@ impl<'a> Source<'a> {
         let problem = args.call().problem(q, kv(args.dim), v)?;
         args.modifiers.expect_sequences(&problem)?;
         args.modifiers.expect_cache(&problem)?;
-        args.modifiers.expect_rounding()?;
-        let dtype = args.dtype.unwrap_or(Dtype::F16);
+        let dtype = args.type_of_o(Dtype::F16);
         Ok(Source {
             args,
             problem,
@@ -106,8 +106,7 @@ impl<'a> Source<'a> {
         }
         args.modifiers.expect_sequences(&problem)?;
         args.modifiers.expect_cache(&problem)?;
-        args.modifiers.expect_rounding()?;
-        let dtype = args.dtype.unwrap_or(match of_file(tensors[0].1.dtype) {
+        let dtype = args.type_of_o(match of_file(tensors[0].1.dtype) {
             Dtype::Bf16 => Dtype::Bf16,
             _ => Dtype::F16,
         });

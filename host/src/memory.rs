@@ -82,7 +82,7 @@ impl Task<'_> {
         let workspaces = choices.iter().map(|choice| choice.workspace_bytes);
         let on_device = inputs + outputs + workspaces.max().unwrap_or(0) as u128;
         // The host keeps the inputs for the check, and the outputs twice: the poison, or the file.
-        let on_host = inputs + 2 * outputs + self.check_bytes();
+        let on_host = inputs + 2 * outputs + self.rounded_bytes() + self.check_bytes();
         let sizes = match self.args.input {
             None => "batch, heads, seqlen and dim are",
             Some(_) => "the tensors of --input are",
@@ -98,6 +98,18 @@ impl Task<'_> {
     fn d_bias_bytes(&self) -> u128 {
         let d_bias = self.pairs.bias.filter(|_| self.with_gradients());
         d_bias.map_or(0, |(_, shape)| bytes(shape, size_of::<f32>()))
+    }
+
+    /// Bytes of q, k and v in FP8, which a call on the CPU and the check keep in f32.
+    fn rounded_bytes(&self) -> u128 {
+        let p = &self.problem;
+        let is_read = self.device.is_cpu() || self.args.run.check.rows() > 0;
+        if self.args.rounding().is_none() || !is_read {
+            return 0;
+        }
+        let shapes = [p.q_shape(), p.k_shape(), p.v_shape()];
+        let of_shapes = shapes.map(|shape| bytes(shape, size_of::<f32>()));
+        of_shapes.into_iter().sum()
     }
 
     /// Bytes that the check takes on the host.

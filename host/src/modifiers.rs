@@ -1,12 +1,13 @@
 //! Options of attention that change its scores, and their tensors.
 
 use crate::args::{value, whole};
+use crate::fp8::scales;
 use crate::tensors::{ALIBI, BIAS, Bias, MASK, Mask, Pairs, SINKS, Tensors};
 use anyhow::ensure;
 use clap::ArgAction;
 use ferroattn::{
-    Attention, Device, Dtype, Fp8, Problem, RawOptions, RawTensor, Result, Sequences, Tensor,
-    Window, alibi_slopes, random,
+    Attention, Device, Dtype, Problem, RawOptions, RawTensor, Result, Sequences, Tensor, Window,
+    alibi_slopes, random,
 };
 use kernels::abi::MAX_SEQLEN;
 
@@ -56,10 +57,14 @@ pub struct Modifiers {
     /// Append the last ROWS keys and values of each entry of the batch before each call; times include it
     #[arg(long, value_name = "ROWS", value_parser = whole(1..=MAX_SEQLEN as usize))]
     pub append: Option<usize>,
-    /// FP8: round q, k and v to e4m3, and multiply these numbers. Results are compared with the exact ones of rounded inputs
+    /// FP8: round q, k and v to e4m3 in the call, and multiply these numbers. Results are compared with the exact ones of
+    /// rounded inputs
     #[arg(long)]
     pub fp8: bool,
-    /// Rotate rows of q and k before they are rounded, which spreads outliers over a row; with --fp8
+    /// Descales of e4m3: numbers that multiply q, k and v, the same ones for all heads; with --dtype fp8
+    #[arg(long, value_name = "Q,K,V", allow_hyphen_values = true, value_parser = scales)]
+    pub fp8_scales: Option<[f32; 3]>,
+    /// Rotate rows of q and k before the call rounds them, which spreads outliers over a row; with --fp8 or --dtype fp8
     #[arg(long)]
     pub hadamard: bool,
     /// Results of a query have the same bits beside any neighbours in the batch, and in any chunk of its sequence
@@ -92,15 +97,9 @@ impl Modifiers {
         on.map(|(name, _)| name)
     }
 
-    /// How inputs are rounded to e4m3, if they are.
-    fn rounding(&self) -> Option<Fp8> {
-        self.fp8.then(|| Fp8::new().hadamard(self.hadamard))
-    }
-
-    /// The call with the options that are no tensors.
+    /// The call with the options that are no tensors, but for FP8.
     pub fn set<'a>(&self, call: Attention<'a>) -> Attention<'a> {
         let mut call = call
-            .fp8(self.rounding())
             .batch_invariant(self.batch_invariant)
             .split_keys(self.split_keys.unwrap_or(0));
         if let Some(Window { left, right }) = self.window {
@@ -121,15 +120,6 @@ impl Modifiers {
             self.mask.then_some(MASK),
         ];
         names.into_iter().flatten()
-    }
-
-    /// Checks that what is rotated is rounded.
-    ///
-    /// # Errors
-    /// If it is not.
-    pub fn expect_rounding(&self) -> anyhow::Result<()> {
-        ensure!(self.fp8 || !self.hadamard, "--hadamard needs --fp8");
-        Ok(())
     }
 
     /// Checks that sequences fit the problem.
@@ -183,7 +173,7 @@ impl Modifiers {
         Some(Sequences::Padded { q, kv })
     }
 
-    /// The tensors at address 0, as if no axis repeated: enough to plan a call.
+    /// The tensors at address 0, as if no axis repeated: enough to plan a call, but for FP8.
     pub fn planned(&self, problem: &Problem, pairs: &Pairs) -> RawOptions {
         let slopes = || RawTensor::row_major([problem.batch, problem.heads]);
         let sinks = || RawTensor::row_major([problem.heads]);
@@ -197,7 +187,6 @@ impl Modifiers {
         planned.sequences = sequences.map(|sequences| sequences.map(numbers));
         let (_, table) = self.cache_shapes(problem);
         planned.pages = table.map(RawTensor::row_major);
-        planned.fp8 = self.rounding();
         planned.batch_invariant = self.batch_invariant;
         planned.split_keys = self.split_keys.unwrap_or(0);
         planned

@@ -7,6 +7,7 @@ use crate::device;
 use crate::inputs::{Inputs, Source, rows_not_finite};
 use crate::measure;
 use crate::memory::poisoned;
+use crate::operands::Operands;
 use crate::output::{Gradients, Output, Results};
 use crate::progress::Progress;
 use crate::report::{Call, Checked, Report};
@@ -16,7 +17,7 @@ use ferroattn::backward::{
     self,
     check::{Backward, sample_keys},
 };
-use ferroattn::check::{Forward, check, sample_rows};
+use ferroattn::check::{Forward, sample_rows};
 use ferroattn::{
     BackwardInputs, Dtype, Element, HostOptions, Problem, Sequences, Tensor, Window, bf16, f16,
 };
@@ -33,8 +34,9 @@ struct AttentionCall {
     pass: &'static str,
     /// Splits of the keys.
     splits: u32,
-    /// Element type of q, k, v and o.
+    /// Element type of q, k and v.
     dtype: &'static str,
+    o_dtype: &'static str,
     /// Sizes and options.
     #[serde(flatten)]
     problem: Problem,
@@ -52,8 +54,10 @@ struct AttentionCall {
     page: Option<usize>,
     /// Keys that the call appends to each entry of the batch.
     append: Option<usize>,
-    /// Whether it multiplies e4m3.
+    /// Whether it rounds q, k and v to e4m3.
     fp8: bool,
+    /// Descales of q, k and v.
+    fp8_scales: Option<[f32; 3]>,
     hadamard: bool,
     /// Whether it is batch invariant.
     batch_invariant: bool,
@@ -76,7 +80,7 @@ impl fmt::Display for AttentionCall {
             softcap,
             ..
         } = self.problem;
-        let dtype = self.dtype;
+        let Self { dtype, o_dtype, .. } = self;
         write!(
             f,
             "batch {batch}, heads {heads}, kv_heads {kv_heads}, seqlen {seqlen_q}, \
@@ -85,7 +89,13 @@ impl fmt::Display for AttentionCall {
         if dim_v != dim {
             write!(f, ", dim_v {dim_v}")?;
         }
-        write!(f, ", {dtype}{}", if causal { ", causal" } else { "" })?;
+        write!(f, ", {dtype}")?;
+        if o_dtype != dtype {
+            write!(f, " with o in {o_dtype}")?;
+        }
+        if causal {
+            write!(f, ", causal")?;
+        }
         if window != Window::NONE {
             write!(f, ", window {window}")?;
         }
@@ -116,9 +126,13 @@ impl fmt::Display for AttentionCall {
         if let Some(rows) = self.append {
             write!(f, ", {rows} appended")?;
         }
-        if self.fp8 {
-            let rotated = if self.hadamard { ", rotated" } else { "" };
-            write!(f, ", in FP8{rotated}")?;
+        if let Some([q, k, v]) = self.fp8_scales {
+            write!(f, ", scales {q},{k},{v}")?;
+        }
+        for (name, is_on) in [("in FP8", self.fp8), ("rotated", self.hadamard)] {
+            if is_on {
+                write!(f, ", {name}")?;
+            }
         }
         if self.batch_invariant {
             write!(f, ", batch invariant")?;
@@ -155,6 +169,7 @@ impl Call for AttentionCall {
 
 /// Whether all checks passed.
 pub fn run(args: &Args) -> Result<bool> {
+    args.expect_fp8()?;
     let source = Source::open(args)?;
     let chosen = device::choose(&args.run)?;
     let task = Task {
@@ -186,8 +201,7 @@ struct Tensors<'a, T: Element> {
     options: tensors::Tensors,
     /// Tensors of options, on the CPU.
     host_options: HostOptions<'a>,
-    q: Tensor<T>,
-    cache: Cache<T>,
+    operands: Operands<T>,
 }
 
 fn compute<T: Element>(
@@ -209,14 +223,12 @@ fn compute<T: Element>(
     progress.stage("preparing the inputs");
     let inputs: Inputs<T> = source.load()?;
     note_not_finite(&inputs, &problem, &progress);
-    let [q, k, v] = &inputs.qkv;
     let call = inputs.options.given_to(&args.call());
     let mut tensors = Tensors {
         inputs: &inputs,
         options: inputs.options.on(device)?,
         host_options: call.host_options(&problem)?,
-        q: Tensor::new(device, problem.q_shape(), q)?,
-        cache: Cache::new(device, &args.modifiers, &problem, [k, v])?,
+        operands: Operands::new(device, args, &problem, &inputs.qkv)?,
     };
     let mut report = Report::new(&args.run, device, &progress);
     let mut results = Results {
@@ -271,16 +283,13 @@ fn forward<T: Element>(
         inputs,
         options,
         host_options,
-        q,
-        cache,
+        operands,
     } = tensors;
     let (name, call) = (&choice.name, options.given_to(&choice.call));
     let mut o = poisoned(device, problem.o_shape(), T::from_f32(f32::NAN))?;
     let mut lse = poisoned(device, problem.lse_shape(), f32::NAN)?;
     let times = measure::times(run, device, report.progress(), name, || {
-        cache.append()?;
-        let call = cache.given_to(&call);
-        call.forward_into(q, &cache.k, &cache.v, &mut o, &mut lse)
+        operands.forward(&call, &mut o, &mut lse)
     })?;
     let (o, lse) = (o.to_vec()?, lse.to_vec()?);
 
@@ -298,7 +307,8 @@ fn forward<T: Element>(
     };
     let count = run.check.rows();
     let checked = (count > 0).then(|| {
-        let found = check(&forward, &sample_rows(problem, count, run.seed));
+        let rows = sample_rows(problem, count, run.seed);
+        let found = operands.check(task.args, &forward, &rows);
         Checked {
             rows: found.rows,
             worst: found.o,
@@ -321,10 +331,16 @@ fn gradients<T: Element>(
     let Tensors {
         inputs,
         options,
-        q,
-        cache: Cache { k, v, .. },
+        operands,
         ..
     } = tensors;
+    let Operands::Alike {
+        q,
+        cache: Cache { k, v, .. },
+    } = operands
+    else {
+        unreachable!("calls on e4m3 have no gradients");
+    };
     let (name, call) = (&choice.name, options.given_to(&choice.call));
     let given = inputs.d_o.as_ref().expect("it is needed");
     let d_o = Tensor::new(device, problem.o_shape(), given)?;
@@ -415,7 +431,8 @@ impl Task<'_> {
         AttentionCall {
             pass,
             splits: choice.splits,
-            dtype: self.dtype.name(),
+            dtype: self.args.type_of_inputs(self.dtype).name(),
+            o_dtype: self.dtype.name(),
             problem: self.problem,
             alibi: self.args.modifiers.alibi,
             sinks: self.args.modifiers.sinks,
@@ -425,6 +442,7 @@ impl Task<'_> {
             page: self.args.modifiers.page,
             append: self.args.modifiers.append,
             fp8: self.args.modifiers.fp8,
+            fp8_scales: self.args.modifiers.fp8_scales,
             hadamard: self.args.modifiers.hadamard,
             batch_invariant: self.args.modifiers.batch_invariant,
             split_keys: self.args.modifiers.split_keys,

@@ -99,7 +99,7 @@ fn options() {
     }
     mistype("--split-keys 0", &["--split-keys", "from 1 to"]);
     mistype("--iters 0", &["--iters", "from 1 to"]);
-    mistype("--dtype f64", &["--dtype", "f16", "bf16"]);
+    mistype("--dtype f64", &["--dtype", "f16, bf16, f32, fp8"]);
     mistype("--check some", &["--check", "sample", "full", "off"]);
     mistype("--pass back", &["--pass", "forward, backward, both"]);
     mistype("--sequence 5", &["--sequence"]);

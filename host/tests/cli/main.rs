@@ -4,6 +4,7 @@ mod backward;
 mod bad;
 mod emulator;
 mod files;
+mod fp8;
 mod gemm;
 mod good;
 mod modifiers;
@@ -197,4 +198,26 @@ fn write_with_d_o(folder: &TempDir, dim_v: usize, others: &[FileTensor]) -> Path
         ("d_o", Dtype::F32, &o_shape, bytemuck::cast_slice(&ones)),
     ];
     write(folder, &[&tensors[..], others].concat())
+}
+
+/// The numbers of tensors in f32 that a run on `inputs.safetensors` wrote.
+fn written<const N: usize>(folder: &TempDir, line: &str, names: [&str; N]) -> [Vec<f32>; N] {
+    let output = folder.path().join("output");
+    let [input, shown] = [folder.path().join("inputs.safetensors"), output.clone()];
+    let files = format!("--input {} --output {}", input.display(), shown.display());
+    succeed(&format!("--check full {files} {line}"));
+    let bytes = fs::read(output).expect("an output file");
+    let file = SafeTensors::deserialize(&bytes).expect("a safetensors file");
+    names.map(|name| {
+        let tensor = file
+            .tensor(name)
+            .unwrap_or_else(|_| panic!("no {name}: {line}"));
+        bytemuck::pod_collect_to_vec(tensor.data())
+    })
+}
+
+fn expect_close(found: &[f32], expected: &[f32]) {
+    let is_close = |(a, b): (&f32, &f32)| (a - b).abs() <= 2e-6 * b.abs().max(1.0);
+    let close = found.len() == expected.len() && found.iter().zip(expected).all(is_close);
+    assert!(close, "{found:?} is not {expected:?}");
 }

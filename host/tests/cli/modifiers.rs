@@ -112,34 +112,6 @@ fn batch_invariant_calls_and_splits_of_so_many_keys() {
     }
 }
 
-#[test]
-fn fp8_is_compared_with_rounded_inputs() {
-    let sizes = "--heads 4 --kv-heads 2 --seqlen 70 --seqlen-kv 150 --dim 72 --fp8";
-    for (device, kernel, rotated) in [
-        ("cpu", "cpu", ""),
-        ("cpu", "cpu", "--hadamard"),
-        ("emulator:sm_90", "fp8_bf16_d128_causal", ""),
-        ("emulator:sm_90", "fp8_bf16_d128_causal", "--hadamard"),
-    ] {
-        let line = format!(
-            "--json --device {device} --check full {sizes} {rotated} --dtype bf16 --causal --iters 1 --warmup 0"
-        );
-        let finished = run_line(&line);
-        assert_eq!(finished.status, Some(0), "{line}: {}", finished.stderr);
-        let outcome = outcome(&finished.stdout);
-        assert_eq!(outcome["passed"], true, "{line}");
-        assert_eq!(outcome["fp8"], true, "{line}");
-        assert_eq!(outcome["hadamard"], !rotated.is_empty(), "{line}");
-        assert_eq!(outcome["kernel"], kernel, "{line}");
-    }
-    let line = format!("--device emulator {sizes}");
-    refused(&line, &run_line(&line), &["no kernel serves this problem"]);
-    let reason = "fp8 cannot be combined with window";
-    refuse(&format!("{sizes} --window 5,0"), &[reason]);
-    refuse(&format!("{sizes} --pass backward"), &["fp8"]);
-    refuse("--hadamard", &["--fp8"]);
-}
-
 /// Scores are 0: a row's lse counts the keys that it sees.
 #[test]
 fn sequences_have_the_lengths_of_the_list() {
@@ -212,26 +184,9 @@ fn inputs(folder: &TempDir, others: &[FileTensor]) -> PathBuf {
     write_with_d_o(folder, 8, others)
 }
 
-/// The numbers of a file's tensors in f32.
+/// The numbers of an output file's tensors in f32.
 fn outputs<const N: usize>(folder: &TempDir, line: &str, names: [&str; N]) -> [Vec<f32>; N] {
-    let output = folder.path().join("output");
-    let [input, shown] = [folder.path().join("inputs.safetensors"), output.clone()];
-    let files = format!("--input {} --output {}", input.display(), shown.display());
-    succeed(&format!("--dtype f32 --check full {files} {line}"));
-    let bytes = fs::read(output).expect("an output file");
-    let file = SafeTensors::deserialize(&bytes).expect("a safetensors file");
-    names.map(|name| {
-        let tensor = file
-            .tensor(name)
-            .unwrap_or_else(|_| panic!("no {name}: {line}"));
-        bytemuck::pod_collect_to_vec(tensor.data())
-    })
-}
-
-fn expect_close(found: &[f32], expected: &[f32]) {
-    let is_close = |(a, b): (&f32, &f32)| (a - b).abs() <= 2e-6 * b.abs().max(1.0);
-    let close = found.len() == expected.len() && found.iter().zip(expected).all(is_close);
-    assert!(close, "{found:?} is not {expected:?}");
+    written(folder, &format!("--dtype f32 {line}"), names)
 }
 
 /// All scores are 0 before the options, so that weights are counted by hand.
