@@ -2,6 +2,7 @@
 
 mod args;
 mod cache;
+mod call;
 mod choice;
 mod counters;
 mod device;
