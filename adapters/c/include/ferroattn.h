@@ -9,7 +9,7 @@
 #include <stdint.h>
 
 // Version of the interface that the header describes: a higher number has more functions, more fields or more values.
-#define FERROATTN_VERSION 5
+#define FERROATTN_VERSION 6
 
 // How a call ended. Of all but `FERROATTN_STATUS_OK`, `ferroattn_last_error` has the reason.
 enum FerroattnStatus
@@ -56,6 +56,48 @@ enum FerroattnDtype
 typedef enum FerroattnDtype FerroattnDtype;
 #else
 typedef uint32_t FerroattnDtype;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+// Inputs that hold e4m3, one byte each. They stand for these numbers times descales.
+enum FerroattnE4m3
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : uint32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+  // None.
+  FERROATTN_E4M3_NONE = 0,
+  // q, k and v: the `FerroattnDtype` is that of o alone.
+  FERROATTN_E4M3_INPUTS = 1,
+  // k and v, a cache beside q and o of the `FerroattnDtype`.
+  FERROATTN_E4M3_CACHE = 2,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum FerroattnE4m3 FerroattnE4m3;
+#else
+typedef uint32_t FerroattnE4m3;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+// How q, k and v are rounded to e4m3.
+enum FerroattnFp8
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : uint32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+  // They are not.
+  FERROATTN_FP8_NONE = 0,
+  // Scaled, then rounded.
+  FERROATTN_FP8_ROUNDED = 1,
+  // Rows of q and k are rotated before, which spreads outliers. Since version 6.
+  FERROATTN_FP8_HADAMARD = 2,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum FerroattnFp8 FerroattnFp8;
+#else
+typedef uint32_t FerroattnFp8;
 #endif // __STDC_VERSION__ >= 202311L
 #endif // __cplusplus
 
@@ -126,7 +168,7 @@ typedef struct FerroattnTensor {
 typedef struct FerroattnAppend {
   // `sizeof(FerroattnAppend)`.
   uint32_t struct_size;
-  // The `FerroattnDtype` of k, v, k_cache, v_cache, q and rotated.
+  // The `FerroattnDtype` of k, v, q and rotated, and of the caches unless `e4m3_cache` is 1.
   uint32_t dtype;
   // New keys, `[batch, kv_heads, rows, dim]`; like all tensors of four axes, with stride 1 in the last one.
   struct FerroattnTensor k;
@@ -166,6 +208,15 @@ typedef struct FerroattnAppend {
   uint32_t q_at_first;
   // Whether a GPU checks all numbers before it writes, and the call waits for that. The CPU always does.
   uint32_t check_lengths;
+  // What multiplies a head's keys of a cache of e4m3, `float[batch, kv_heads]` or `float[pages, kv_heads]` of any strides: rows are
+  // divided by it and rounded, to 448 if they are larger. NULL for 1. Since version 6.
+  const struct FerroattnTensor *k_descale;
+  // What multiplies a head's values, likewise. Since version 6.
+  const struct FerroattnTensor *v_descale;
+  // Whether k_cache and v_cache hold e4m3, in bytes. Since version 6.
+  uint32_t e4m3_cache;
+  // Whether each page, or entry of the cache beside `slots`, has a row of `k_descale` and `v_descale`. Since version 6.
+  uint32_t page_descales;
 } FerroattnAppend;
 
 // Options of a call; `ferroattn_options_init` turns all off. Flags are 0 or 1.
@@ -234,9 +285,20 @@ typedef struct FerroattnOptions {
   const struct FerroattnTensor *prefix_pages;
   // Keys of `prefix_pages`, of which the last page has 1 or more; else 0. Since version 4.
   uint64_t prefix_keys;
-  // Whether q, k and v are rounded to e4m3, which Hopper's tensor cores multiply at twice the rate. Such a call has `causal`, `scale`
-  // and `kernel`, no other option and no gradients. Since version 5.
+  // Which `FerroattnFp8` rounds q, k and v to e4m3, which Hopper's tensor cores multiply at twice the rate. Such a call has `causal`,
+  // `scale` and `kernel`, no other option and no gradients. Since version 5.
   uint32_t fp8;
+  // Which `FerroattnE4m3` the inputs are. A call of such `Inputs` is in FP8; one of a `Cache` has no gradients, bias, mask or prefix, and
+  // is not batch invariant. Since version 6; 0 before.
+  uint32_t e4m3;
+  // What multiplies q of e4m3, `float[batch, kv_heads]` of any strides; NULL for 1. Since version 6.
+  const struct FerroattnTensor *q_descale;
+  // What multiplies k of e4m3, likewise, or `float[pages, kv_heads]`. Since version 6.
+  const struct FerroattnTensor *k_descale;
+  // What multiplies v of e4m3, likewise. Since version 6.
+  const struct FerroattnTensor *v_descale;
+  // Whether each page of a cache has a row of `k_descale` and `v_descale`. Since version 6.
+  uint32_t page_descales;
   // 0.
   uint32_t reserved;
 } FerroattnOptions;
@@ -303,7 +365,7 @@ typedef struct FerroattnCsrPages {
 typedef struct FerroattnForward {
   // `sizeof(FerroattnForward)`.
   uint32_t struct_size;
-  // The `FerroattnDtype` of q, k, v and o.
+  // The `FerroattnDtype` of q, k, v and o; inputs of `FerroattnE4m3` are bytes.
   uint32_t dtype;
   // Options; NULL if all are off.
   const struct FerroattnOptions *options;

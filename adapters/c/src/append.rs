@@ -1,13 +1,15 @@
 //! New keys and values of a cache.
 
 use crate::device::{FerroattnDevice, opened};
+use crate::fp8;
 use crate::options::{both, flag, optional};
 use crate::plan::FerroattnPlan;
 use crate::pointer::{self, Parameters};
 use crate::status::{Failure, FerroattnStatus, guarded};
 use crate::tensor::{FerroattnTensor, Use, dtype};
-use ferroattn::{Dtype, RawAppend, RawRotary, append_plan, append_raw};
+use ferroattn::{Dtype, RawAppend, RawE4m3Cache, RawRotary, append_plan, append_raw};
 use std::ffi::c_void;
+use std::mem::offset_of;
 
 /// Tensors of new keys and values, the cache that gets them, and options. Zeros turn an option off, and flags are 0 or 1.
 ///
@@ -18,7 +20,7 @@ use std::ffi::c_void;
 pub struct FerroattnAppend {
     /// `sizeof(FerroattnAppend)`.
     pub struct_size: u32,
-    /// The `FerroattnDtype` of k, v, k_cache, v_cache, q and rotated.
+    /// The `FerroattnDtype` of k, v, q and rotated, and of the caches unless `e4m3_cache` is 1.
     pub dtype: u32,
     /// New keys, `[batch, kv_heads, rows, dim]`; like all tensors of four axes, with stride 1 in the last one.
     pub k: FerroattnTensor,
@@ -58,12 +60,21 @@ pub struct FerroattnAppend {
     pub q_at_first: u32,
     /// Whether a GPU checks all numbers before it writes, and the call waits for that. The CPU always does.
     pub check_lengths: u32,
+    /// What multiplies a head's keys of a cache of e4m3, `float[batch, kv_heads]` or `float[pages, kv_heads]` of any strides: rows are
+    /// divided by it and rounded, to 448 if they are larger. NULL for 1. Since version 6.
+    pub k_descale: *const FerroattnTensor,
+    /// What multiplies a head's values, likewise. Since version 6.
+    pub v_descale: *const FerroattnTensor,
+    /// Whether k_cache and v_cache hold e4m3, in bytes. Since version 6.
+    pub e4m3_cache: u32,
+    /// Whether each page, or entry of the cache beside `slots`, has a row of `k_descale` and `v_descale`. Since version 6.
+    pub page_descales: u32,
 }
 
 // SAFETY: numbers, pointers and structs of numbers, the size first.
 unsafe impl Parameters for FerroattnAppend {
     const NAME: &'static str = "FerroattnAppend";
-    const SIZES: &'static [usize] = &[size_of::<Self>()];
+    const SIZES: &'static [usize] = &[offset_of!(Self, k_descale), size_of::<Self>()];
 }
 
 impl FerroattnAppend {
@@ -74,14 +85,20 @@ impl FerroattnAppend {
     unsafe fn call(&self, of: Use) -> Result<(Dtype, RawAppend), Failure> {
         let dtype = dtype(self.dtype, "dtype")?;
         let bytes = dtype.bytes() as u64;
-        let tensor = |name, tensor| of.tensor(name, tensor, bytes);
+        // SAFETY: the caller's word.
+        let e4m3_cache = unsafe { self.e4m3_cache(of)? };
+        let of_cache = e4m3_cache.map_or(bytes, |_| 1);
         let mut call = RawAppend::new(
-            [tensor("k", &self.k)?, tensor("v", &self.v)?],
             [
-                tensor("k_cache", &self.k_cache)?,
-                tensor("v_cache", &self.v_cache)?,
+                of.tensor("k", &self.k, bytes)?,
+                of.tensor("v", &self.v, bytes)?,
+            ],
+            [
+                of.tensor("k_cache", &self.k_cache, of_cache)?,
+                of.tensor("v_cache", &self.v_cache, of_cache)?,
             ],
         );
+        call.e4m3_cache = e4m3_cache;
         call.check_lengths = flag(self.check_lengths, "check_lengths")?;
         // SAFETY: the caller's word.
         unsafe {
@@ -95,6 +112,21 @@ impl FerroattnAppend {
             call.rotary = self.rotary(of)?;
         }
         Ok((dtype, call))
+    }
+
+    /// Descales of the caches, if they hold e4m3.
+    ///
+    /// # Safety
+    /// Each pointer is null, or the tensor behind it is valid.
+    unsafe fn e4m3_cache(&self, of: Use) -> Result<Option<RawE4m3Cache>, Failure> {
+        let descales = [self.k_descale, self.v_descale];
+        // SAFETY: the caller's word.
+        let cache = unsafe { fp8::cache(of, descales, self.page_descales)? };
+        match flag(self.e4m3_cache, "e4m3_cache")? {
+            true => Ok(Some(cache)),
+            false if cache == RawE4m3Cache::default() => Ok(None),
+            false => Err(Failure::argument("descales need a cache of e4m3")),
+        }
     }
 
     /// The rotary embedding, if there is one.

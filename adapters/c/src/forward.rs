@@ -1,6 +1,7 @@
 //! The forward pass.
 
 use crate::device::{FerroattnDevice, opened};
+use crate::fp8;
 use crate::options::{self, FerroattnOptions};
 use crate::plan::FerroattnPlan;
 use crate::pointer::{self, Parameters};
@@ -16,7 +17,7 @@ use std::ffi::c_void;
 pub struct FerroattnForward {
     /// `sizeof(FerroattnForward)`.
     pub struct_size: u32,
-    /// The `FerroattnDtype` of q, k, v and o.
+    /// The `FerroattnDtype` of q, k, v and o; inputs of `FerroattnE4m3` are bytes.
     pub dtype: u32,
     /// Options; NULL if all are off.
     pub options: *const FerroattnOptions,
@@ -54,12 +55,12 @@ impl Call {
         let dtype = dtype(args.dtype, "dtype")?;
         // SAFETY: the caller's word.
         let (attention, options) = unsafe { options::read(args.options, dtype, of)? };
-        let tensor = |name, tensor| of.tensor(name, tensor, dtype.bytes() as u64);
+        let [of_q, of_keys] = fp8::input_bytes(&options, dtype);
         let args = RawForward {
-            q: tensor("q", &args.q)?,
-            k: tensor("k", &args.k)?,
-            v: tensor("v", &args.v)?,
-            o: tensor("o", &args.o)?,
+            q: of.tensor("q", &args.q, of_q)?,
+            k: of.tensor("k", &args.k, of_keys)?,
+            v: of.tensor("v", &args.v, of_keys)?,
+            o: of.tensor("o", &args.o, dtype.bytes() as u64)?,
             lse: of.tensor("lse", &args.lse, 4)?,
             options,
         };

@@ -1,10 +1,11 @@
 //! Options of a call.
 
+use crate::fp8::{self, FerroattnE4m3, FerroattnFp8};
 use crate::pointer::{self, Parameters};
 use crate::prefix;
 use crate::status::{Failure, FerroattnStatus, guarded};
 use crate::tensor::{FerroattnTensor, Use, dtype};
-use ferroattn::{Attention, Dtype, Fp8, RawBias, RawMask, RawOptions, RawSequences, Sequences};
+use ferroattn::{Attention, Dtype, RawBias, RawMask, RawOptions, RawSequences, Sequences};
 use std::ffi::c_char;
 use std::mem::offset_of;
 use std::ptr::null;
@@ -99,9 +100,20 @@ pub struct FerroattnOptions {
     pub prefix_pages: *const FerroattnTensor,
     /// Keys of `prefix_pages`, of which the last page has 1 or more; else 0. Since version 4.
     pub prefix_keys: u64,
-    /// Whether q, k and v are rounded to e4m3, which Hopper's tensor cores multiply at twice the rate. Such a call has `causal`, `scale`
-    /// and `kernel`, no other option and no gradients. Since version 5.
+    /// Which `FerroattnFp8` rounds q, k and v to e4m3, which Hopper's tensor cores multiply at twice the rate. Such a call has `causal`,
+    /// `scale` and `kernel`, no other option and no gradients. Since version 5.
     pub fp8: u32,
+    /// Which `FerroattnE4m3` the inputs are. A call of such `Inputs` is in FP8; one of a `Cache` has no gradients, bias, mask or prefix, and
+    /// is not batch invariant. Since version 6; 0 before.
+    pub e4m3: u32,
+    /// What multiplies q of e4m3, `float[batch, kv_heads]` of any strides; NULL for 1. Since version 6.
+    pub q_descale: *const FerroattnTensor,
+    /// What multiplies k of e4m3, likewise, or `float[pages, kv_heads]`. Since version 6.
+    pub k_descale: *const FerroattnTensor,
+    /// What multiplies v of e4m3, likewise. Since version 6.
+    pub v_descale: *const FerroattnTensor,
+    /// Whether each page of a cache has a row of `k_descale` and `v_descale`. Since version 6.
+    pub page_descales: u32,
     /// 0.
     pub reserved: u32,
 }
@@ -114,6 +126,7 @@ unsafe impl Parameters for FerroattnOptions {
         offset_of!(Self, batch_invariant),
         offset_of!(Self, prefix_k),
         offset_of!(Self, fp8),
+        offset_of!(Self, q_descale),
         size_of::<Self>(),
     ];
 }
@@ -149,7 +162,12 @@ impl Default for FerroattnOptions {
             prefix_v: null(),
             prefix_pages: null(),
             prefix_keys: 0,
-            fp8: 0,
+            fp8: FerroattnFp8::None as u32,
+            e4m3: FerroattnE4m3::None as u32,
+            q_descale: null(),
+            k_descale: null(),
+            v_descale: null(),
+            page_descales: 0,
             reserved: 0,
         }
     }
@@ -187,7 +205,10 @@ pub(crate) unsafe fn read(
     // SAFETY: the caller's word.
     let mut tensors = unsafe { given.tensors(of)? };
     // SAFETY: the caller's word.
-    tensors.prefix = unsafe { prefix::read(&given, dtype, of)? };
+    unsafe {
+        tensors.prefix = prefix::read(&given, dtype, of)?;
+        (tensors.e4m3, tensors.e4m3_cache) = fp8::inputs(&given, of)?;
+    }
     Ok((given.call(kernel)?, tensors))
 }
 
@@ -228,7 +249,7 @@ impl FerroattnOptions {
         options.check_lengths = flag(self.check_lengths, "check_lengths")?;
         options.batch_invariant = flag(self.batch_invariant, "batch_invariant")?;
         options.split_keys = self.split_keys;
-        options.fp8 = flag(self.fp8, "fp8")?.then(Fp8::new);
+        options.fp8 = fp8::rounding(self.fp8)?;
         if self.reserved != 0 {
             let reserved = self.reserved;
             return Err(Failure::argument(format!(

@@ -106,6 +106,10 @@ impl Call {
             interleaved: 0,
             q_at_first: 0,
             check_lengths: 1,
+            k_descale: null(),
+            v_descale: null(),
+            e4m3_cache: 0,
+            page_descales: 0,
         }
     }
 

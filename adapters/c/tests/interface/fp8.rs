@@ -1,9 +1,10 @@
 //! Calls that round their inputs to e4m3.
 
 use crate::arrays::{Memory, on_devices};
-use crate::last_error;
-use ferroattn::f16;
+use crate::{Cpu, last_error};
+use ferroattn::{Attention, Fp8, Tensor, f16};
 use ferroattn_c::forward::{FerroattnForward, ferroattn_forward};
+use ferroattn_c::fp8::FerroattnFp8;
 use ferroattn_c::options::FerroattnOptions;
 use ferroattn_c::status::FerroattnStatus;
 use ferroattn_c::tensor::FerroattnDtype;
@@ -43,24 +44,61 @@ fn run(memory: Memory, args: &FerroattnForward) -> FerroattnStatus {
 #[test]
 fn calls_are_rounded() {
     on_devices(|memory| {
+        for fp8 in [FerroattnFp8::Rounded, FerroattnFp8::Hadamard] {
+            let options = FerroattnOptions {
+                fp8: fp8 as u32,
+                ..FerroattnOptions::default()
+            };
+            let args = call(memory, &options);
+            match run(memory, &args) {
+                FerroattnStatus::Ok => {
+                    let o: Vec<f16> = memory.numbers(&args.o, ROWS * DIM);
+                    assert!(o.iter().all(|&o| o == f16::from_f32(301.0)), "{o:?}");
+                }
+                // The emulated GPU is no Hopper.
+                status => {
+                    assert_eq!(status, FerroattnStatus::Unsupported);
+                    assert!(last_error().contains("fp8"), "{}", last_error());
+                }
+            }
+            memory.expect_no_gradients(&args, &options, "fp8");
+        }
+    });
+}
+
+/// The numbers mean the library's roundings, bit for bit.
+#[test]
+fn roundings_are_the_librarys() {
+    let cpu = Cpu::open();
+    let memory = Memory(cpu.0);
+    let q: Vec<f16> = (0..ROWS * DIM)
+        .map(|i| f16::from_f32((i as f32).sin()))
+        .collect();
+    let tensor = Tensor::from_vec([1, 1, ROWS, DIM], q.clone()).expect("a tensor");
+    let (none, rounded) = (Attention::new(), Attention::new().fp8(Fp8::new()));
+    let rotated = Attention::new().fp8(Fp8::new().hadamard(true));
+    let all = [
+        (FerroattnFp8::None, none),
+        (FerroattnFp8::Rounded, rounded),
+        (FerroattnFp8::Hadamard, rotated),
+    ];
+    let results = all.map(|(fp8, attention)| {
         let options = FerroattnOptions {
-            fp8: 1,
+            fp8: fp8 as u32,
             ..FerroattnOptions::default()
         };
-        let args = call(memory, &options);
-        match run(memory, &args) {
-            FerroattnStatus::Ok => {
-                let o: Vec<f16> = memory.numbers(&args.o, ROWS * DIM);
-                assert!(o.iter().all(|&o| o == f16::from_f32(301.0)), "{o:?}");
-            }
-            // The emulated GPU is no Hopper.
-            status => {
-                assert_eq!(status, FerroattnStatus::Unsupported);
-                assert!(last_error().contains("fp8"), "{}", last_error());
-            }
-        }
-        memory.expect_no_gradients(&args, &options, "fp8");
+        let mut args = call(memory, &options);
+        args.q = memory.array(&q, [1, 1, ROWS, DIM]);
+        (args.k, args.v) = (args.q, args.q);
+        assert_eq!(run(memory, &args), FerroattnStatus::Ok, "{}", last_error());
+        let lse: Vec<f32> = memory.numbers(&args.lse, ROWS);
+        let (_, expected) = attention
+            .forward(&tensor, &tensor, &tensor)
+            .expect("served");
+        assert_eq!(lse, expected.to_vec().expect("numbers"));
+        lse
     });
+    assert!(results[0] != results[1] && results[1] != results[2]);
 }
 
 #[test]
@@ -72,7 +110,10 @@ fn wrong_calls_are_refused() {
             ..FerroattnOptions::default()
         };
         for (options, reason) in [
-            (FerroattnOptions { fp8: 2, ..fp8 }, "fp8 is 2"),
+            (
+                FerroattnOptions { fp8: 3, ..fp8 },
+                "fp8 is 3, which is no FerroattnFp8",
+            ),
             (FerroattnOptions { reserved: 1, ..fp8 }, "reserved is 1"),
             (
                 FerroattnOptions {

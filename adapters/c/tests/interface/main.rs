@@ -5,6 +5,7 @@ mod arguments;
 mod arrays;
 mod case;
 mod csr;
+mod e4m3;
 mod emulated;
 mod fp8;
 mod memory;
