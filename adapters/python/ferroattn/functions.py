@@ -5,16 +5,16 @@ Results have gradients. Tensors are of float16 or bfloat16; on the CPU of float3
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from . import operators
+from . import _fp8, operators
+from ._fp8 import Fp8
 
 Window = tuple[int, int]
 Prefix = tuple[Tensor, Tensor]
-Fp8 = bool | Literal["hadamard"]
 
 _NO_WINDOW: Window = (-1, -1)
 
@@ -110,7 +110,7 @@ def attention(
     options = (
         bias, mask, sinks, alibi_slopes, seqlens_q, seqlens_k, first_keys, cache_entries, pages, prefix_k, prefix_v,
         prefix_pages, prefix_keys, scale, causal, left, right, softcap, splits, split_keys, deterministic, batch_invariant,
-        _fp8(fp8), heads_first,
+        _fp8.number(fp8), heads_first,
     )  # fmt: skip
     if _is_e4m3(k):
         if dtype not in (torch.float16, torch.bfloat16):
@@ -237,7 +237,7 @@ def output(
     left, right = window
     return operators.call_for_output(
         q, k, v, bias, mask, sinks, alibi_slopes, seqlens_q, seqlens_k, None, None, None, None, None, None, None,
-        scale, causal, left, right, softcap, 0, 0, deterministic, batch_invariant, _fp8(fp8), heads_first,
+        scale, causal, left, right, softcap, 0, 0, deterministic, batch_invariant, _fp8.number(fp8), heads_first,
     )  # fmt: skip
 
 
@@ -594,15 +594,6 @@ def _window(window: Any) -> Window:
 
 def _is_e4m3(tensor: Any) -> bool:
     return isinstance(tensor, Tensor) and tensor.dtype == torch.float8_e4m3fn
-
-
-def _fp8(fp8: Fp8) -> int:
-    """The number of a rounding for the operators."""
-    if fp8 == "hadamard":
-        return 2
-    if isinstance(fp8, str):
-        raise ValueError(f'fp8 is {fp8!r}; it must be True, False or "hadamard"')
-    return int(bool(fp8))
 
 
 def _no_dropout(dropout_p: float) -> None:

@@ -4,7 +4,8 @@
     o, lse = attention(q, k, v, causal=True)  # arrays [batch, seqlen, heads, dim]
     dq, dk, dv, *_ = attention_backward(d_o, q, k, v, o, lse, causal=True)
 
-Elements are of float16, bfloat16 (of `ml_dtypes`) or float32. Results are arrays of JAX if q is one, else of NumPy.
+Elements are of float16, bfloat16 (of `ml_dtypes`) or float32; inputs and caches of float8_e4m3fn, too. Results are arrays of
+JAX if q is one, else of NumPy.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from . import _library
+from . import _fp8, _library
+from ._fp8 import Fp8
 
 __all__ = ["Gradients", "attention", "attention_backward", "csr_pages"]
 
@@ -32,7 +34,9 @@ _WIDEST = 2**63 - 1
 
 # Numbers of the C interface.
 _DTYPES = {"float16": 1, "bfloat16": 2, "float32": 3}
+_E4M3 = "float8_e4m3fn"
 _PACKED, _PADDED = 1, 2
+_E4M3_INPUTS, _E4M3_CACHE = 1, 2
 _EXCEPTIONS = {1: ValueError, 2: NotImplementedError, 3: MemoryError}
 
 
@@ -70,7 +74,12 @@ def attention(
     window: Window = _NO_WINDOW,
     softcap: float = 0.0,
     batch_invariant: bool = False,
-    fp8: bool = False,
+    fp8: Fp8 = False,
+    q_descale: Any = None,
+    k_descale: Any = None,
+    v_descale: Any = None,
+    page_descales: bool = False,
+    dtype: Any = "bfloat16",
     heads_first: bool = False,
 ) -> tuple[Any, Any]:
     """Computes `o = softmax(scale * q k^T + bias) v` and `lse`, the row log-sum-exp.
@@ -104,7 +113,15 @@ def attention(
         softcap: The bound `c` of scores, which become `c * tanh(score / c)`; 0 is none.
         batch_invariant: Whether results of a query have the same bits beside any neighbours in the batch, and in any chunk of
             its sequence; gradients beside any neighbours.
-        fp8: Whether q, k and v are rounded to e4m3, as on a GPU. Such a call has `causal` and `scale` alone, and no gradient.
+        fp8: Whether q, k and v are rounded to e4m3, as on a GPU. With "hadamard" rows of q and k are rotated before, which
+            spreads outliers. Such a call has `causal` and `scale` alone, and no gradient. q, k and v may also be of
+            float8_e4m3fn already.
+        q_descale: What multiplies q of float8_e4m3fn, `float32[batch, kv_heads]`; None for 1.
+        k_descale: What multiplies k of float8_e4m3fn, likewise. q may be of another type: k and v are then a cache. Such calls
+            have no gradient, bias, mask or prefix, and are not batch invariant.
+        v_descale: What multiplies v of float8_e4m3fn, likewise.
+        page_descales: Whether k_descale and v_descale are `float32[pages, kv_heads]`.
+        dtype: The type of o where q is of float8_e4m3fn.
         heads_first: Whether axes are `[batch, heads, seqlen, dim]`.
 
     Returns:
@@ -114,13 +131,13 @@ def attention(
         ValueError, TypeError: An argument is wrong, alone or beside the others.
         MemoryError: Memory ran out.
     """
-    call = _Call(q, k, v, heads_first)
+    call = _Call(q, k, v, heads_first, dtype)
     call.set_numbers(scale, causal, window, softcap, batch_invariant)
     call.set_arrays(bias, mask, sinks, alibi_slopes)
     call.set_lengths(seqlens_q, seqlens_k, first_keys, cache_entries, pages)
     call.set_prefix(prefix, prefix_pages, prefix_keys)
-    call.options.fp8 = bool(fp8)
-    o = np.empty((*call.q.shape[:-1], call.v.shape[-1]), call.q.dtype)
+    call.set_fp8(fp8, q_descale, k_descale, v_descale, page_descales)
+    o = np.empty((*call.q.shape[:-1], call.v.shape[-1]), call.dtype)
     lse = np.empty(call.rows, np.float32)
     _run("ferroattn_forward", call.args(_Forward, o=call.tensor("o", o), lse=call.tensor_of_rows("lse", lse)))
     return _like(q, o), _like(q, lse)
@@ -277,6 +294,9 @@ class _Options(ctypes.Structure):
         ("prefix_pages", _TensorPointer),
         ("prefix_keys", ctypes.c_uint64),
         ("fp8", ctypes.c_uint32),
+        ("e4m3", ctypes.c_uint32),
+        *((name, _TensorPointer) for name in ("q_descale", "k_descale", "v_descale")),
+        ("page_descales", ctypes.c_uint32),
         ("reserved", ctypes.c_uint32),
     ]
 
@@ -321,9 +341,13 @@ _Args = TypeVar("_Args", _Forward, _Backward)
 class _Call:
     """Inputs and options of a call for the C interface, and the memory where they lie."""
 
-    def __init__(self, q: Any, k: Any, v: Any, heads_first: bool) -> None:
+    def __init__(self, q: Any, k: Any, v: Any, heads_first: bool, dtype: Any = None) -> None:
+        """Reads q, k and v; with dtype, the type of o then, they may be of e4m3."""
         self._kept: list[Array] = []
-        self.q = _array("q", q, *_DTYPES)
+        e4m3 = () if dtype is None else (_E4M3,)
+        self.q = _array("q", q, *_DTYPES, *e4m3)
+        of_q = str(self.q.dtype)
+        self.dtype = _type_of_o(dtype) if of_q == _E4M3 else of_q
         self._packed = self.q.ndim == 3
         # Where batch, heads, seqlen and dim are among the axes.
         if self._packed:
@@ -332,9 +356,10 @@ class _Call:
             self._form, self._order = "[batch, heads, seqlen, dim]", [0, 1, 2, 3]
         else:
             self._form, self._order = "[batch, seqlen, heads, dim]", [0, 2, 1, 3]
-        dtype = str(self.q.dtype)
-        self.k, self.v = _array("k", k, dtype), _array("v", v, dtype)
-        self._tensors = {name: self.tensor(name, getattr(self, name)) for name in ("q", "k", "v")}
+        self.k = _array("k", k, *dict.fromkeys((of_q, *e4m3)))
+        self.v = _array("v", v, str(self.k.dtype))
+        inputs = {"q": self.q, "k": self.k, "v": self.v}
+        self._tensors = {name: self.tensor(name, array, str(array.dtype)) for name, array in inputs.items()}
         batch, heads, seqlen_q, _dim = self._tensors["q"].shape
         self.rows = (heads, seqlen_q) if self._packed else (batch, heads, seqlen_q)
         self._repeats = (batch, heads, seqlen_q)
@@ -424,19 +449,34 @@ class _Call:
         if keys is not None:
             options.prefix_keys = _count("prefix_keys", keys)
 
+    def set_fp8(self, fp8: Fp8, q_descale: Any, k_descale: Any, v_descale: Any, page_descales: bool) -> None:
+        """Sets how inputs are rounded to e4m3, or what multiplies those that are."""
+        options = self.options
+        options.fp8, options.page_descales = _fp8.number(fp8), bool(page_descales)
+        descales = {"q_descale": q_descale, "k_descale": k_descale, "v_descale": v_descale}
+        if str(self.k.dtype) == _E4M3:
+            options.e4m3 = _E4M3_INPUTS if str(self.q.dtype) == _E4M3 else _E4M3_CACHE
+        elif any(descale is not None for descale in descales.values()):
+            raise TypeError(f"descales need k and v of {_E4M3}")
+        for name, descale in descales.items():
+            if descale is not None:
+                descale = _array(name, descale, "float32")
+                _expect_axes(name, descale, 2, "[batch, kv_heads]; of pages [pages, kv_heads]")
+                setattr(options, name, ctypes.pointer(self.keep(descale)))
+
     def args(self, struct: type[_Args], **tensors: _Tensor) -> _Args:
         """Arguments of a pass, those of its own beside the inputs and the options."""
         return struct(
             struct_size=ctypes.sizeof(struct),
-            dtype=_DTYPES[str(self.q.dtype)],
+            dtype=_DTYPES[self.dtype],
             options=ctypes.pointer(self.options),
             **self._tensors,
             **tensors,
         )
 
-    def tensor(self, name: str, value: Any) -> _Tensor:
-        """An array of q's form and type."""
-        array = _array(name, value, str(self.q.dtype))
+    def tensor(self, name: str, value: Any, dtype: str | None = None) -> _Tensor:
+        """An array of q's form, and of a type, o's if it is None."""
+        array = _array(name, value, dtype or self.dtype)
         _expect_axes(name, array, len(self._order), self._form)
         array = _in_rows(array).transpose(self._order)
         return self.keep(array[None] if self._packed else array)
@@ -470,6 +510,17 @@ def _tensor(array: Array) -> _Tensor:
         steps = [math.prod(max(extent, 1) for extent in array.shape[axis + 1 :]) for axis in range(array.ndim)]
     rest = [0] * (4 - array.ndim)
     return _Tensor(array.ctypes.data, (*array.shape, *rest), (*steps, *rest))
+
+
+def _type_of_o(dtype: Any) -> str:
+    """The name of a type that o may have."""
+    try:
+        name = str(np.dtype(dtype))
+    except TypeError:
+        name = str(dtype)
+    if name not in _DTYPES:
+        raise TypeError(f"dtype is {name}; it must be {' or '.join(_DTYPES)}")
+    return name
 
 
 def _count(name: str, number: Any) -> int:
