@@ -1,5 +1,6 @@
 //! A call's two passes, on any device.
 
+use crate::descales::E4m3;
 use crate::memory::{self, Addresses, Locked, Memory, Placed, in_workspace};
 use crate::tensors::{Tensors, dtype};
 use candle_core::{DType, Device, Error, Result, Shape, Tensor};
@@ -12,8 +13,9 @@ pub(crate) struct Call {
     pub options: ferroattn::Attention<'static>,
     pub tensors: Tensors,
     pub problem: Problem,
-    /// Type of q, k, v and o.
+    /// Type of o, and of q, k and v where these do not hold e4m3.
     pub dtype: DType,
+    pub e4m3: Option<E4m3>,
     /// Row log-sum-exp, `[batch, heads, seqlen_q]`.
     pub lse: OnceLock<Tensor>,
 }
@@ -47,7 +49,7 @@ impl Call {
             v: self.read(&mut addresses, &v)?,
             o: self.write(&mut addresses, &mut o, p.o_shape())?,
             lse: addresses.write(&mut lse, p.lse_shape())?,
-            options: locked.raw(&mut addresses, p)?,
+            options: locked.raw(&mut addresses, p, self.e4m3)?,
         };
         let plan = self.options.plan(device.facts(), dtype, &args);
         let bytes = plan.map_err(Error::wrap)?.workspace_bytes;
@@ -123,7 +125,7 @@ impl Call {
             v: self.read(&mut addresses, &v.placed()?)?,
             o: self.read(&mut addresses, &o.placed()?)?,
             lse: addresses.read(&locked_lse.placed()?)?,
-            options: locked.raw(&mut addresses, p)?,
+            options: locked.raw(&mut addresses, p, self.e4m3)?,
         };
         let d_o = self.read(&mut addresses, &d_o.placed()?)?;
         let places = [

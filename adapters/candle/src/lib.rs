@@ -62,6 +62,8 @@
 mod append;
 mod call;
 mod csr;
+mod descales;
+mod e4m3;
 mod flash;
 mod learned;
 mod memory;
@@ -73,6 +75,7 @@ mod tensors;
 
 pub use append::Append;
 pub use csr::csr_pages;
+pub use ferroattn::Fp8;
 pub use flash::{
     flash_attn, flash_attn_alibi, flash_attn_alibi_windowed, flash_attn_alibi_windowed_softcap,
     flash_attn_varlen, flash_attn_varlen_alibi, flash_attn_varlen_alibi_windowed,

@@ -1,11 +1,12 @@
 //! The options of an attention call.
 
 use crate::call::Call;
+use crate::descales::E4m3;
 use crate::learned;
 use crate::op::Op;
 use crate::prefix::Prefix;
-use crate::tensors::{Rows, Tensors, dtype, expect_device, in_rows};
-use candle_core::{Error, Result, Tensor};
+use crate::tensors::{Rows, Tensors, dtype, expect_device, expect_dtype, in_rows};
+use candle_core::{DType, Error, Result, Tensor};
 use ferroattn::{Fp8, Problem};
 use std::sync::OnceLock;
 
@@ -44,7 +45,7 @@ use std::sync::OnceLock;
 #[must_use]
 pub struct Attention {
     options: ferroattn::Attention<'static>,
-    tensors: Tensors,
+    pub(crate) tensors: Tensors,
 }
 
 impl Attention {
@@ -258,11 +259,26 @@ impl Attention {
         self
     }
 
-    /// Whether q, k and v are rounded to e4m3, which Hopper's tensor cores multiply at twice the rate. Default: false.
+    /// How q, k and v are rounded to e4m3, which Hopper's tensor cores multiply at twice the rate. Default: `None`, they are not.
     ///
-    /// Such a call is full or causal, has no other option but a scale, and no gradients.
-    pub fn fp8(mut self, fp8: bool) -> Self {
-        self.options = self.options.fp8(fp8.then(Fp8::new));
+    /// [`Fp8::hadamard`](method@Fp8::hadamard) rotates q and k first. Such a call is full or causal, has no other option but a scale, and no
+    /// gradients.
+    ///
+    /// ```
+    /// # fn main() -> candle_core::Result<()> {
+    /// use candle_core::{DType, Device, Tensor};
+    /// use ferroattn_candle::{Attention, Fp8};
+    ///
+    /// let q = Tensor::zeros((1, 2, 1, 64), DType::F16, &Device::Cpu)?;
+    /// let v = Tensor::ones((1, 2, 1, 64), DType::F16, &Device::Cpu)?;
+    /// let rotated = Attention::new().fp8(Fp8::new().hadamard(true));
+    /// let o = rotated.forward(&q, &q, &v)?.to_dtype(DType::F32)?;
+    /// assert_eq!(o.flatten_all()?.to_vec1::<f32>()?, [1.0; 128]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn fp8(mut self, fp8: impl Into<Option<Fp8>>) -> Self {
+        self.options = self.options.fp8(fp8);
         self
     }
 
@@ -280,14 +296,33 @@ impl Attention {
     /// Says which tensor is wrong, or what the device lacks. A failure while a GPU computes shows when results are read. A GPU has no
     /// gradients for head dims above 256, which shows in `backward`.
     pub fn forward(&self, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor> {
+        if q.dtype() == DType::F8E4M3 {
+            candle_core::bail!("q is of F8E4M3, which Attention::forward_e4m3 takes")
+        }
+        let e4m3 = (k.dtype() == DType::F8E4M3).then_some(E4m3::Cache);
+        self.forward_of([q, k, v], q.dtype(), e4m3)
+    }
+
+    /// The output, of this type, of tensors that hold e4m3 or elements of the type.
+    pub(crate) fn forward_of(
+        &self,
+        [q, k, v]: [&Tensor; 3],
+        dtype: DType,
+        e4m3: Option<E4m3>,
+    ) -> Result<Tensor> {
+        expect_types([q, k, v], dtype, e4m3)?;
+        if let Some(descales) = &self.tensors.descales {
+            descales.expect(e4m3)?;
+        }
         let problem = self.problem(q, k, v)?;
-        let tensors = self.tensors.of_call(&problem, q.dtype(), q.device())?;
+        let tensors = self.tensors.of_call(&problem, dtype, q.device())?;
         let learn = tensors.learn();
         let call = Call {
             options: self.options.clone(),
             tensors,
             problem,
-            dtype: q.dtype(),
+            dtype,
+            e4m3,
             lse: OnceLock::new(),
         };
         let [q, k, v] = [in_rows(q)?, in_rows(k)?, in_rows(v)?];
@@ -299,7 +334,6 @@ impl Attention {
 
     /// The problem that q, k and v pose, if they are what the call takes.
     fn problem(&self, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Problem> {
-        dtype(q.dtype())?;
         if self.tensors.is_packed() && self.tensors.has_cache() {
             candle_core::bail!(
                 "packed sequences have no pages or entries of a cache; padded ones have, and flash_attn_varlen_paged"
@@ -307,10 +341,6 @@ impl Attention {
         }
         for (name, tensor) in [("k", k), ("v", v)] {
             expect_device(name, tensor, ("q", q.device()))?;
-            if tensor.dtype() != q.dtype() {
-                let [found, expected] = [tensor, q].map(Tensor::dtype);
-                candle_core::bail!("{name} is of {found:?}; it must be of q's type, {expected:?}")
-            }
         }
         let [q, k, v] = [
             self.sizes("q", q)?,
@@ -363,4 +393,19 @@ impl Attention {
             false => format!("{:?}", [batch, rows, heads, dim]),
         }
     }
+}
+
+/// Checks the types of q, k and v, of which some hold e4m3, and of the output.
+fn expect_types([q, k, v]: [&Tensor; 3], of_o: DType, e4m3: Option<E4m3>) -> Result<()> {
+    dtype(of_o)?;
+    for (name, tensor) in [("q", q), ("k", k), ("v", v)] {
+        let found = tensor.dtype();
+        match e4m3 {
+            Some(E4m3::Cache) if name == "q" => {}
+            Some(_) => expect_dtype(name, tensor, &[DType::F8E4M3])?,
+            None if found == of_o => {}
+            None => candle_core::bail!("{name} is of {found:?}; it must be of q's type, {of_o:?}"),
+        }
+    }
+    Ok(())
 }

@@ -1,5 +1,6 @@
 //! Tensors of options.
 
+use crate::descales::{Descales, E4m3, LockedDescales, is_descale};
 use crate::memory::{Addresses, Locked, Memory};
 use crate::prefix::{LockedPrefix, Prefix};
 use candle_core::{DType, Device, Result, Tensor};
@@ -21,6 +22,7 @@ pub(crate) struct Tensors {
     pub pages: Option<Tensor>,
     /// `[batch]`.
     pub cache_entries: Option<Tensor>,
+    pub descales: Option<Descales>,
     pub prefix: Option<Prefix>,
 }
 
@@ -60,6 +62,7 @@ impl Tensors {
             rows: self.rows.clone(),
             pages: self.pages.clone(),
             cache_entries: self.cache_entries.clone(),
+            descales: self.descales.clone(),
             prefix: self.prefix.clone(),
         }
     }
@@ -73,7 +76,8 @@ impl Tensors {
         self.expect_dtypes(dtype)?;
         self.expect_shapes(problem)?;
         for (name, tensor) in self.named() {
-            if matches!(name, "alibi" | "prefix_k" | "prefix_v") && tensor.track_op() {
+            let learns_not = matches!(name, "alibi" | "prefix_k" | "prefix_v") || is_descale(name);
+            if learns_not && tensor.track_op() {
                 candle_core::bail!("{name} has no gradient; pass {name}.detach()")
             }
         }
@@ -92,6 +96,7 @@ impl Tensors {
             rows: rows.transpose()?,
             pages: in_rows(&self.pages)?,
             cache_entries: in_rows(&self.cache_entries)?,
+            descales: self.descales.clone(),
             prefix: self.prefix.as_ref().map(Prefix::in_rows).transpose()?,
         })
     }
@@ -114,7 +119,9 @@ impl Tensors {
             .into_iter()
             .filter_map(|(name, tensor)| Some((name, tensor.as_ref()?)));
         let prefix = self.prefix.iter().flat_map(Prefix::named);
-        options.chain(names.into_iter().zip(numbers)).chain(prefix)
+        let descales = self.descales.iter().flat_map(Descales::named);
+        let options = options.chain(names.into_iter().zip(numbers));
+        options.chain(descales).chain(prefix)
     }
 
     fn expect_device(&self, device: &Device) -> Result<()> {
@@ -127,6 +134,7 @@ impl Tensors {
     fn expect_dtypes(&self, dtype: DType) -> Result<()> {
         for (name, tensor) in self.named() {
             let allowed: &[DType] = match name {
+                _ if is_descale(name) => &[DType::F32],
                 "alibi" => &[DType::F32],
                 "bias" | "sinks" => &[DType::F16, DType::BF16, DType::F32],
                 "mask" => &[DType::U8],
@@ -166,6 +174,11 @@ impl Tensors {
                     dims.len() == 2 && dims[0] == p.batch,
                     format!("[{}, most pages]", p.batch),
                 ),
+                // How many there are is checked by the library.
+                _ if is_descale(name) => (
+                    dims.len() == 2,
+                    "[batch, kv_heads], or [pages, kv_heads] of pages".to_owned(),
+                ),
                 _ if name.starts_with("prefix") => {
                     let prefix = self.prefix.as_ref();
                     let shape = prefix.map(|prefix| prefix.shape(name, p, self.is_packed()));
@@ -191,6 +204,7 @@ impl Tensors {
             sinks: lock(&self.sinks),
             pages: lock(&self.pages),
             cache_entries: lock(&self.cache_entries),
+            descales: self.descales.as_ref().map(Descales::lock),
             prefix: self.prefix.as_ref().map(Prefix::lock),
             rows: self
                 .rows
@@ -209,6 +223,7 @@ pub(crate) struct LockedTensors<'a> {
     sinks: Option<Locked<'a>>,
     pages: Option<Locked<'a>>,
     cache_entries: Option<Locked<'a>>,
+    descales: Option<LockedDescales<'a>>,
     prefix: Option<LockedPrefix<'a>>,
     rows: Option<[Locked<'a>; 2]>,
     tensors: &'a Tensors,
@@ -220,6 +235,7 @@ impl LockedTensors<'_> {
         &'a self,
         addresses: &mut Addresses<'a, M>,
         problem: &Problem,
+        e4m3: Option<E4m3>,
     ) -> Result<RawOptions> {
         let mut raw = RawOptions::default();
         if let Some(alibi) = &self.alibi {
@@ -250,6 +266,9 @@ impl LockedTensors<'_> {
         }
         if let Some(entries) = &self.cache_entries {
             raw.cache_entries = Some(addresses.read(&entries.placed()?)?);
+        }
+        if let Some(e4m3) = e4m3 {
+            e4m3.set(&mut raw, addresses, self.descales.as_ref())?;
         }
         if let Some(prefix) = &self.prefix {
             raw.prefix = Some(prefix.raw(addresses, self.tensors.is_packed())?);

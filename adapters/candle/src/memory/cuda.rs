@@ -76,6 +76,7 @@ impl Memory for Cuda {
             CudaStorageSlice::U32(slice) => self.address(slice),
             CudaStorageSlice::I32(slice) => self.address(slice),
             CudaStorageSlice::I64(slice) => self.address(slice),
+            CudaStorageSlice::F8E4M3(slice) => self.address(slice),
             _ => candle_core::bail!("attention reads no tensor of this type"),
         })
     }
@@ -88,6 +89,7 @@ impl Memory for Cuda {
             CudaStorageSlice::U8(slice) => self.address_mut(slice),
             CudaStorageSlice::U32(slice) => self.address_mut(slice),
             CudaStorageSlice::I32(slice) => self.address_mut(slice),
+            CudaStorageSlice::F8E4M3(slice) => self.address_mut(slice),
             _ => candle_core::bail!("attention writes no tensor of this type"),
         })
     }

@@ -43,6 +43,7 @@ impl Memory for Host {
             CpuStorage::U32(elements) => elements.as_ptr().expose_provenance(),
             CpuStorage::I32(elements) => elements.as_ptr().expose_provenance(),
             CpuStorage::I64(elements) => elements.as_ptr().expose_provenance(),
+            CpuStorage::F8E4M3(elements) => elements.as_ptr().expose_provenance(),
             _ => candle_core::bail!("attention reads no tensor of this type"),
         };
         Ok((address as u64, ()))
@@ -56,6 +57,7 @@ impl Memory for Host {
             CpuStorage::U8(elements) => elements.as_mut_ptr().expose_provenance(),
             CpuStorage::U32(elements) => elements.as_mut_ptr().expose_provenance(),
             CpuStorage::I32(elements) => elements.as_mut_ptr().expose_provenance(),
+            CpuStorage::F8E4M3(elements) => elements.as_mut_ptr().expose_provenance(),
             _ => candle_core::bail!("attention writes no tensor of this type"),
         };
         Ok((address as u64, ()))

@@ -5,6 +5,7 @@
 mod append;
 mod compare;
 mod errors;
+mod fp8;
 mod functions;
 mod layouts;
 mod lengths;

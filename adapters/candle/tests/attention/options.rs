@@ -32,26 +32,6 @@ fn values_of_another_dim() -> Result<()> {
     )
 }
 
-/// Rounded inputs are near the others; another option is refused by its name.
-#[test]
-fn fp8() -> Result<()> {
-    let [q, k, v] =
-        [(4, 5), (2, 6), (2, 7)].map(|(heads, seed)| random(&[2, 150, heads, 16], seed));
-    let attention = Attention::new().causal(true);
-    let o = attention.clone().forward(&q, &k, &v)?;
-    let rounded = attention.clone().fp8(true).forward(&q, &k, &v)?;
-    let norm = |t: Tensor| t.sqr()?.sum_all()?.sqrt()?.to_scalar::<f32>();
-    let error = norm((&rounded - &o)?)? / norm(o)?;
-    assert!(error > 0.0 && error < 0.1, "{error}");
-    let refused = attention.softcap(3.0).fp8(true).forward(&q, &k, &v);
-    let refused = refused.expect_err("no softcap in FP8").to_string();
-    assert!(
-        refused.contains("softcap") && refused.contains("fp8"),
-        "{refused}"
-    );
-    Ok(())
-}
-
 /// Chunks of a sequence, each with the keys up to its last one.
 #[test]
 fn batch_invariant() -> Result<()> {
