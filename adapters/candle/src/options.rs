@@ -179,7 +179,7 @@ impl Attention {
     ///
     /// [Lengths](Self::padded) say how many keys each entry has: behind its last key nothing is read of a page, and the table may
     /// have any numbers. A table is best narrowed to the longest entry. There are no gradients. Queries of uneven numbers, one after
-    /// another, are those of [`flash_attn_varlen_paged`](crate::flash_attn_varlen_paged).
+    /// another, are those of [`forward_varlen_paged`](Self::forward_varlen_paged).
     ///
     /// ```
     /// # fn main() -> candle_core::Result<()> {

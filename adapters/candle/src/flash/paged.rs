@@ -1,6 +1,7 @@
 //! The functions of packed queries, and keys and values in pages.
 
 use super::{Arguments, causal_right};
+use crate::Attention;
 use crate::padding::Paged;
 use candle_core::{Result, Tensor};
 
@@ -72,6 +73,54 @@ pub fn flash_attn_varlen_paged(
         page_block_size,
         None,
     )
+}
+
+impl Attention {
+    /// [`flash_attn_varlen_paged`] with these options, [descales](Self::cache_descales) of pages of F8E4M3 among them. It takes the place of
+    /// [`pages`](Self::pages) and [`padded`](Self::padded).
+    ///
+    /// ```
+    /// # fn main() -> candle_core::Result<()> {
+    /// use candle_core::{DType, Device, Tensor};
+    /// use ferroattn_candle::Attention;
+    ///
+    /// let device = Device::Cpu;
+    /// // Two pages of 16 keys; the numbers of the second stand for twice as much.
+    /// let pages = Tensor::ones((2, 16, 1, 16), DType::F8E4M3, &device)?;
+    /// let descales = Tensor::new(&[[1_f32], [2.0]], &device)?;
+    /// let table = Tensor::new(&[[0_u32], [1]], &device)?;
+    /// let q = Tensor::zeros((3, 1, 16), DType::F16, &device)?;
+    /// let [seqlens_q, seqlens_k] = [[0_u32, 2, 3], [0, 5, 9]].map(|seqlens| Tensor::new(&seqlens, &device));
+    /// let attention = Attention::new().page_descales(&descales, &descales);
+    /// let o = attention.forward_varlen_paged(&q, &pages, &pages, &seqlens_q?, &seqlens_k?, &table, 2, 5, 16)?;
+    /// assert_eq!(o.to_dtype(DType::F32)?.mean((1, 2))?.to_vec1::<f32>()?, [1.0, 1.0, 2.0]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// The conditions of [`flash_attn_varlen_paged`].
+    #[expect(clippy::too_many_arguments, reason = "they are those of the functions")]
+    pub fn forward_varlen_paged(
+        &self,
+        q: &Tensor,
+        k: &Tensor,
+        v: &Tensor,
+        seqlens_q: &Tensor,
+        seqlens_k: &Tensor,
+        block_table: &Tensor,
+        max_seqlen_q: usize,
+        max_seqlen_k: usize,
+        page_block_size: usize,
+    ) -> Result<Tensor> {
+        let paged = Paged {
+            seqlens: [seqlens_q, seqlens_k],
+            max_seqlens: [max_seqlen_q, max_seqlen_k],
+            block_table,
+            page_block_size,
+        };
+        paged.forward(self.clone(), [q, k, v])
+    }
 }
 
 /// [`flash_attn_varlen_paged`] with the window of [`flash_attn_windowed`](crate::flash_attn_windowed) in each sequence, and a
@@ -233,13 +282,17 @@ pub fn flash_attn_varlen_paged_alibi_windowed_softcap(
         softcap,
         sinks: None,
     };
-    let paged = Paged {
-        seqlens: [seqlens_q, seqlens_k],
-        max_seqlens: [max_seqlen_q, max_seqlen_k],
+    arguments.attention(max_seqlen_k).forward_varlen_paged(
+        q,
+        k,
+        v,
+        seqlens_q,
+        seqlens_k,
         block_table,
+        max_seqlen_q,
+        max_seqlen_k,
         page_block_size,
-    };
-    paged.forward(arguments.attention(max_seqlen_k), [q, k, v])
+    )
 }
 
 /// [`flash_attn_varlen_paged_windowed`] with the [sinks](crate::Attention::sinks) of each head, and a softcap, of which 0 is none.
@@ -274,11 +327,15 @@ pub fn flash_attn_varlen_paged_sinks_windowed_softcap(
         softcap,
         sinks: Some(sinks),
     };
-    let paged = Paged {
-        seqlens: [seqlens_q, seqlens_k],
-        max_seqlens: [max_seqlen_q, max_seqlen_k],
+    arguments.attention(max_seqlen_k).forward_varlen_paged(
+        q,
+        k,
+        v,
+        seqlens_q,
+        seqlens_k,
         block_table,
+        max_seqlen_q,
+        max_seqlen_k,
         page_block_size,
-    };
-    paged.forward(arguments.attention(max_seqlen_k), [q, k, v])
+    )
 }
