@@ -6,10 +6,10 @@ use crate::call::{heads_first, one_entry};
 use crate::memory::{self, Addresses, Locked, Memory, Placed, in_place, part, share_storage};
 use crate::tensors::{NUMBERS, dtype, expect_device, expect_dtype, in_rows};
 use candle_core::{DType, Device, Error, Result, Tensor};
-use ferroattn::{RawAppend, RawRotary, RawTensor, append_raw};
+use ferroattn::{RawAppend, RawE4m3Cache, RawRotary, RawTensor, append_raw};
 
 /// Names of the tensors that a call reads.
-const NAMES: [&str; 10] = [
+const NAMES: [&str; 12] = [
     "k",
     "v",
     "q",
@@ -20,6 +20,8 @@ const NAMES: [&str; 10] = [
     "positions",
     "cos",
     "sin",
+    "k_descale",
+    "v_descale",
 ];
 
 /// A call whose tensors are checked: the library checks numbers, and the strides of caches.
@@ -32,6 +34,8 @@ pub(super) struct Call<'a> {
     is_shared: bool,
     /// Type of rows.
     dtype: DType,
+    /// Whether each page has descales of its own.
+    page_descales: bool,
     interleaved: bool,
     q_at_first: bool,
 }
@@ -47,6 +51,10 @@ impl<'a> Call<'a> {
             Some([cos, sin]) => [Some(cos), Some(sin)],
             None => [None, None],
         };
+        let descales = options.descales.as_ref();
+        if descales.is_some() && caches[0].dtype() != DType::F8E4M3 {
+            candle_core::bail!("descales need caches of F8E4M3")
+        }
         let read = [
             Some(k),
             Some(v),
@@ -58,6 +66,8 @@ impl<'a> Call<'a> {
             options.positions.as_ref(),
             cos,
             sin,
+            descales.map(|descales| &descales.k),
+            descales.map(|descales| &descales.v),
         ];
         let named = || NAMES.into_iter().zip(read);
         let named = || named().filter_map(|(name, tensor)| Some((name, tensor?)));
@@ -67,7 +77,10 @@ impl<'a> Call<'a> {
         for (name, tensor) in named().chain(written) {
             expect_device(name, tensor, ("k", k.device()))?;
             let allowed: &[DType] = match name {
-                "k" | "v" | "q" | "k_cache" | "v_cache" => &[k.dtype()],
+                "k" | "v" | "q" => &[k.dtype()],
+                "k_cache" => &[k.dtype(), DType::F8E4M3],
+                "v_cache" => &[caches[0].dtype()],
+                "k_descale" | "v_descale" => &[DType::F32],
                 "slots" => &[DType::I64],
                 "cos" => &[DType::F32, k.dtype()],
                 "sin" => &[of_rotary],
@@ -93,6 +106,7 @@ impl<'a> Call<'a> {
             caches,
             is_shared,
             dtype: k.dtype(),
+            page_descales: descales.is_some_and(|descales| descales.of_pages),
             interleaved: options.interleaved,
             q_at_first: options.q_at_first,
         })
@@ -164,9 +178,22 @@ impl<'a> Call<'a> {
     ) -> Result<RawAppend> {
         let [k_cache, v_cache] = [0, 1].map(|cache: usize| {
             let layout = self.caches[cache].layout();
-            part(storages[cache], layout, self.dtype).map(heads_first)
+            part(storages[cache], layout, self.caches[cache].dtype()).map(heads_first)
         });
-        let [k, v, q, lengths, pages, entries, slots, positions, cos, sin] = placed;
+        let [
+            k,
+            v,
+            q,
+            lengths,
+            pages,
+            entries,
+            slots,
+            positions,
+            cos,
+            sin,
+            k_descale,
+            v_descale,
+        ] = placed;
         let (Some(k), Some(v)) = (rows(addresses, k)?, rows(addresses, v)?) else {
             candle_core::bail!("append needs keys and values")
         };
@@ -178,7 +205,7 @@ impl<'a> Call<'a> {
         args.slots = of_rows(addresses, slots)?;
         args.positions = of_rows(addresses, positions)?;
         let (cos, sin) = (numbers(addresses, cos)?, numbers(addresses, sin)?);
-        let [.., of_rotary, _] = &self.read;
+        let [.., of_rotary, _, _, _] = &self.read;
         if let (Some(cos), Some(sin), Some(of_rotary)) = (cos, sin, of_rotary) {
             args.rotary = Some(RawRotary {
                 dtype: dtype(of_rotary.dtype())?,
@@ -188,6 +215,13 @@ impl<'a> Call<'a> {
                 q_at_first: self.q_at_first,
             });
         }
+        let cache = RawE4m3Cache {
+            k: numbers(addresses, k_descale)?,
+            v: numbers(addresses, v_descale)?,
+            of_pages: self.page_descales,
+        };
+        let is_e4m3 = self.caches[0].dtype() == DType::F8E4M3;
+        args.e4m3_cache = is_e4m3.then_some(cache);
         Ok(args)
     }
 }

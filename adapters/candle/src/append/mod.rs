@@ -3,6 +3,7 @@
 mod call;
 mod shapes;
 
+use crate::descales::Descales;
 use call::Call;
 use candle_core::{Result, Tensor};
 
@@ -11,7 +12,8 @@ use candle_core::{Result, Tensor};
 ///
 /// New keys are `[batch, rows, kv_heads, dim]` and values `[batch, rows, kv_heads, dim_v]`, or of three axes, `[rows, kv_heads, dim]`,
 /// which is a batch of one entry. The cache is `[entries or pages, keys, kv_heads, dim]` and `[…, dim_v]`, an entry for each entry
-/// of the batch unless the call says otherwise. Its last axes have stride 1; else any views will do, also two of one tensor.
+/// of the batch unless the call says otherwise. Its last axes have stride 1; else any views will do, also two of one tensor. Caches have
+/// the type of the rows, or F8E4M3, to which rows divided by [descales](Self::descales) are rounded.
 ///
 /// A cache is written in place: all tensors of its storage see what is new. Other tensors of the call lie in other storages.
 /// There are no gradients.
@@ -50,6 +52,7 @@ pub struct Append {
     slots: Option<Tensor>,
     positions: Option<Tensor>,
     rotary: Option<[Tensor; 2]>,
+    descales: Option<Descales>,
     interleaved: bool,
     q_at_first: bool,
 }
@@ -99,6 +102,38 @@ impl Append {
     /// `rotary_dim` stay.
     pub fn rotary(mut self, cos: &Tensor, sin: &Tensor) -> Self {
         self.rotary = Some([cos.clone(), sin.clone()]);
+        self
+    }
+
+    /// Descales of caches of F8E4M3, f32 `[batch, kv_heads]` each, of any strides: a number times the descale is near the row's element.
+    /// They are finite and not 0; elements beyond 448 times the descale become that. Default: 1.
+    ///
+    /// ```
+    /// # fn main() -> candle_core::Result<()> {
+    /// use candle_core::{DType, Device, Tensor};
+    /// use ferroattn_candle::Append;
+    ///
+    /// let cache = || Tensor::zeros((1, 2, 1, 16), DType::F8E4M3, &Device::Cpu);
+    /// let (k_cache, v_cache) = (cache()?, cache()?);
+    /// let token = Tensor::full(3_f32, (1, 1, 1, 16), &Device::Cpu)?.to_dtype(DType::F16)?;
+    /// let descale = Tensor::new(&[[0.5_f32]], &Device::Cpu)?;
+    /// Append::new().descales(&descale, &descale).run(&token, &token, &k_cache, &v_cache)?;
+    /// let numbers = k_cache.to_dtype(DType::F32)?.flatten_all()?.to_vec1::<f32>()?;
+    /// assert_eq!(numbers, [[6.0; 16], [0.0; 16]].concat());
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn descales(self, k: &Tensor, v: &Tensor) -> Self {
+        self.with_descales([k, v], false)
+    }
+
+    /// [`descales`](Self::descales) of each page, f32 `[pages, kv_heads]`; of [slots](Self::slots), of each entry or page of the cache.
+    pub fn page_descales(self, k: &Tensor, v: &Tensor) -> Self {
+        self.with_descales([k, v], true)
+    }
+
+    fn with_descales(mut self, of: [&Tensor; 2], of_pages: bool) -> Self {
+        self.descales = Some(Descales::of_cache(of, of_pages));
         self
     }
 

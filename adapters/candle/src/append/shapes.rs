@@ -68,6 +68,8 @@ pub(super) fn expect_shapes<'t>(
             "v_cache" => vec![entries, keys, Is(kv_heads), dim_v],
             "pages" => vec![batch, Any("most pages")],
             "slots" | "positions" => of_entry(&[Is(rows)]),
+            // How many there are is checked by the library.
+            "k_descale" | "v_descale" => vec![Any("batch or pages"), Is(kv_heads)],
             "cos" | "sin" => vec![Any("positions"), Any("rotary_dim / 2")],
             _ => vec![batch],
         };

@@ -10,7 +10,7 @@ use ferroattn_candle::{Append, Attention, flash_attn};
 /// Positions of a rotary embedding.
 const POSITIONS: usize = 40;
 /// What a cache has before.
-const OLD: f32 = 2.0;
+pub const OLD: f32 = 2.0;
 
 /// Rows `[rows, heads, dim]` in f32 at their positions, rotated by cosines and sines of so many positions.
 fn rotated(
@@ -38,24 +38,24 @@ fn rotated(
 
 /// Where rows go.
 #[derive(Clone, Copy, Debug)]
-enum Place {
+pub enum Place {
     Entry,
     CacheEntry,
     Pages,
     Slots,
 }
 
-const BATCH: usize = 3;
-const ROWS: usize = 3;
-const LENGTHS: [usize; BATCH] = [0, 2, 5];
+pub const BATCH: usize = 3;
+pub const ROWS: usize = 3;
+pub const LENGTHS: [usize; BATCH] = [0, 2, 5];
 const ENTRIES: [u32; BATCH] = [4, 0, 2];
 const SLOTS: [[i64; ROWS]; BATCH] = [[3, -1, 17], [0, 30, 5], [-9, -2, 12]];
 /// Keys of a page, or of an entry.
-const KEYS: usize = 8;
+pub const KEYS: usize = 8;
 
 impl Place {
     /// Entries or pages of the cache, and the row of all of them for each new row, in order.
-    fn rows(self, pages: &Pages) -> (usize, Vec<Option<usize>>) {
+    pub fn rows(self, pages: &Pages) -> (usize, Vec<Option<usize>>) {
         let entries = match self {
             Place::Entry => BATCH,
             Place::CacheEntry | Place::Slots => 5,
@@ -71,7 +71,7 @@ impl Place {
         (entries, rows.map(|(b, i)| place(b, i)).collect())
     }
 
-    fn append(self, pages: &Pages, device: &Device) -> Result<Append> {
+    pub fn append(self, pages: &Pages, device: &Device) -> Result<Append> {
         let lengths = Tensor::new(&LENGTHS.map(|length| length as u32), device)?;
         let append = Append::new().lengths(&lengths);
         Ok(match self {
@@ -84,7 +84,7 @@ impl Place {
 }
 
 /// Rows at their places in a cache of old ones, flat.
-fn placed(rows: &Tensor, entries: usize, places: &[Option<usize>]) -> Result<Tensor> {
+pub fn placed(rows: &Tensor, entries: usize, places: &[Option<usize>]) -> Result<Tensor> {
     let rows = rows.flatten_from(1)?.to_vec2::<f32>()?;
     let mut cache = vec![vec![OLD; rows[0].len()]; entries * KEYS];
     for (row, place) in rows.into_iter().zip(places) {

@@ -4,6 +4,7 @@
 
 mod append;
 mod compare;
+mod e4m3_cache;
 mod errors;
 mod fp8;
 mod functions;
