@@ -100,8 +100,8 @@ pub struct FerroattnOptions {
     pub prefix_pages: *const FerroattnTensor,
     /// Keys of `prefix_pages`, of which the last page has 1 or more; else 0. Since version 4.
     pub prefix_keys: u64,
-    /// Which `FerroattnFp8` rounds q, k and v to e4m3, which Hopper's tensor cores multiply at twice the rate. Such a call has `causal`,
-    /// `scale` and `kernel`, no other option and no gradients. Since version 5.
+    /// Which `FerroattnFp8` rounds q, k and v to e4m3, which Hopper's tensor cores multiply at twice the rate. Such a call may
+    /// have a window, a softcap, sinks, sequences and first keys, no other option, and no gradients. Since version 5.
     pub fp8: u32,
     /// Which `FerroattnE4m3` the inputs are. A call of such `Inputs` is in FP8; one of a `Cache` has no gradients, bias, mask or prefix, and
     /// is not batch invariant. Since version 6; 0 before.

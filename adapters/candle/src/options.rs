@@ -261,8 +261,8 @@ impl Attention {
 
     /// How q, k and v are rounded to e4m3, which Hopper's tensor cores multiply at twice the rate. Default: `None`, they are not.
     ///
-    /// [`Fp8::hadamard`](method@Fp8::hadamard) rotates q and k first. Such a call is full or causal, has no other option but a scale, and no
-    /// gradients.
+    /// [`Fp8::hadamard`](method@Fp8::hadamard) rotates q and k first. Such a call may have a window, a softcap, sinks and lengths, no other
+    /// option, and no gradients.
     ///
     /// ```
     /// # fn main() -> candle_core::Result<()> {

@@ -87,8 +87,8 @@ def attention(
         batch_invariant: Whether results of a query have the same bits beside any neighbours in the batch, and in any chunk of
             its sequence; gradients beside any neighbours.
         fp8: Whether q, k and v are rounded to e4m3, which Hopper's tensor cores multiply at twice the rate. With "hadamard"
-            rows of q and k are rotated before, which spreads outliers. Such a call has `causal` and `scale` alone, and no
-            gradient. q, k and v may also be of float8_e4m3fn already.
+            rows of q and k are rotated before, which spreads outliers. Such a call may have a window, a softcap, sinks and
+            sequences, no other option, and no gradient. q, k and v may also be of float8_e4m3fn already.
         q_descale: What multiplies q of float8_e4m3fn, `float32[batch, kv_heads]`; None for 1.
         k_descale: What multiplies k of float8_e4m3fn, likewise. q may be of 16 bits: k and v are then a cache that few queries
             read, by decoding kernels. Such calls have no gradient, bias, mask or prefix, and are not batch invariant.

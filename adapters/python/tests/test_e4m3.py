@@ -65,6 +65,23 @@ def test_inputs(device: str, causal: bool, dtype: torch.dtype) -> None:
     assert _loss(rotated, exact) < 0.1
 
 
+@pytest.mark.parametrize("rounded", [False, True])
+def test_options(device: str, rounded: bool) -> None:
+    if not _serves(device):
+        pytest.skip("no kernel of this device multiplies e4m3")
+    offsets = torch.tensor([0, 70, 71, 200], dtype=torch.int32, device=device)
+    numbers = [_rounded(200, heads, 64, device=device) for heads in (4, 2, 2)]
+    options = {"seqlens_q": offsets, "seqlens_k": offsets, "window": (40, 0), "softcap": 3.0}
+    sinks = torch.randn(4, device=device)
+    wide = [tensor.half() for tensor in numbers]
+    exact, exact_lse = ferroattn.attention(*wide, sinks=sinks, **options)
+    q, k, v = wide if rounded else numbers
+    o, lse = ferroattn.attention(q, k, v, sinks=sinks, fp8=rounded, dtype=torch.float16, **options)
+    assert o.dtype == torch.float16
+    assert _loss(o, exact.double().cpu()) < 0.06
+    assert torch.allclose(lse, exact_lse, atol=0.05)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("paged", [False, True])
 def test_caches(device: str, dtype: torch.dtype, paged: bool) -> None:
@@ -141,8 +158,8 @@ def test_wrong_arguments(device: str) -> None:
         ferroattn.attention(q, e4m3, e4m3, q_descale=ones)
     with pytest.raises(ValueError, match="k_descale"):
         ferroattn.attention(e4m3, e4m3, e4m3, k_descale=ones[:, :1])
-    with pytest.raises(ValueError, match="window"):
-        ferroattn.attention(e4m3, e4m3, e4m3, window=(3, 3))
+    with pytest.raises(ValueError, match="batch_invariant"):
+        ferroattn.attention(e4m3, e4m3, e4m3, batch_invariant=True)
     with pytest.raises(ValueError, match="descales need caches of float8_e4m3fn"):
         ferroattn.append(q, q, q.clone(), q.clone(), k_descale=ones)
 

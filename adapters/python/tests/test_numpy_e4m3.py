@@ -117,7 +117,7 @@ def test_rotations() -> None:
         ({"v_descale": np.ones((2, 2), np.float32)}, ValueError, "v_descale has shape [2, 2]; it must be [1, 2]"),
         ({"v_descale": 2.0}, TypeError, "v_descale must be an array, not float"),
         ({"page_descales": True}, ValueError, "descales of pages need a cache of e4m3"),
-        ({"window": (3, 3)}, ValueError, "fp8 cannot be combined with window"),
+        ({"batch_invariant": True}, ValueError, "fp8 cannot be combined with batch_invariant"),
         ({"q": np.zeros((1, 8, 2, 16), np.float16), "page_descales": True}, ValueError, "descales of pages needs pages"),
         (
             {"q": np.zeros((1, 8, 2, 16), np.float16), "q_descale": np.ones((1, 2), np.float32)},

@@ -257,8 +257,9 @@ impl<'a> Attention<'a> {
     /// Products of FP8: kernels round q, k and v to e4m3, which tensor cores multiply at twice the rate of 16 bits. Default: off.
     /// [`Fp8`] says how they are rounded, `docs/fp8.md` what that costs and which calls gain.
     ///
-    /// A GPU needs compute capability 9.0; head dims go up to 256. There are no gradients, no splits, and no other options but
-    /// [`causal`](Self::causal) and [`scale`](Self::scale).
+    /// A GPU needs compute capability 9.0; head dims go up to 256. There are no gradients and no splits. Of the options
+    /// [`window`](Self::window), [`softcap`](Self::softcap), [`sinks`](Self::sinks), [`packed`](Self::packed), [`padded`](Self::padded) and
+    /// [`first_keys`](Self::first_keys) go with it.
     ///
     /// ```
     /// # fn main() -> ferroattn::Result<()> {

@@ -87,6 +87,18 @@ fn they_are_shown() {
 }
 
 #[test]
+fn they_go_with_windows_sinks_and_lengths() {
+    for inputs in [
+        "--fp8",
+        "--dtype fp8",
+        "--dtype fp8 --device emulator:sm_90",
+    ] {
+        let options = "--window 5,0 --softcap 3 --sinks --lengths 5";
+        succeed(&format!("{SIZES} {inputs} {options}"));
+    }
+}
+
+#[test]
 fn options_that_do_not_go_together_are_refused() {
     for (line, reason) in [
         ("--fp8-scales 1,1,1", "--fp8-scales needs --dtype fp8"),
@@ -108,13 +120,9 @@ fn options_that_do_not_go_together_are_refused() {
     }
     for inputs in ["--fp8", "--dtype fp8"] {
         for (option, name) in [
-            ("--window 5,0", "window"),
-            ("--softcap 3", "softcap"),
             ("--alibi", "alibi"),
-            ("--sinks", "sinks"),
             ("--bias", "bias"),
             ("--mask", "mask"),
-            ("--lengths 5", "variable lengths"),
             ("--batch-invariant", "batch_invariant"),
             ("--split-keys 64", "split_keys"),
         ] {

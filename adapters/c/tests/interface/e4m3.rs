@@ -403,8 +403,8 @@ fn wrong_combinations_are_refused() {
     );
     refused(
         of_inputs,
-        "fp8 cannot be combined with softcap",
-        |call, _| call.options.softcap = 2.0,
+        "fp8 cannot be combined with batch_invariant",
+        |call, _| call.options.batch_invariant = 1,
     );
 }
 

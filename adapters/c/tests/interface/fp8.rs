@@ -115,13 +115,6 @@ fn wrong_calls_are_refused() {
                 "fp8 is 3, which is no FerroattnFp8",
             ),
             (FerroattnOptions { reserved: 1, ..fp8 }, "reserved is 1"),
-            (
-                FerroattnOptions {
-                    softcap: 2.0,
-                    ..fp8
-                },
-                "softcap",
-            ),
             (FerroattnOptions { splits: 2, ..fp8 }, "splits"),
             (
                 FerroattnOptions {
