@@ -4,7 +4,7 @@ use crate::modifiers::Descales;
 use crate::references::check_forward;
 use crate::{Guarded, Layout, Modifiers, Outcome, PASSED, harness};
 use ferroattn::check::{Forward, Report};
-use ferroattn::{Attention, Device, Dtype, Element, Error, F8E4M3, Problem, bf16, f16};
+use ferroattn::{Attention, Device, Dtype, Element, Error, F8E4M3, Fp8, Problem, bf16, f16};
 use ladder::Ladder;
 use libtest_mimic::Failed;
 use ndarray::{Array3, Array4, Axis, s};
@@ -482,6 +482,8 @@ impl Case {
     /// The options of the case on a device.
     pub fn options(&self, device: &Device) -> Attention<'static> {
         let mut options = Attention::new().causal(self.causal).splits(self.splits);
+        let fp8 = Fp8::new().hadamard(self.modifiers.hadamard);
+        options = options.fp8(self.modifiers.fp8.then_some(fp8));
         if let Some(scale) = self.scale {
             options = options.scale(scale);
         }

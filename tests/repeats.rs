@@ -1,8 +1,12 @@
 //! Every run gives the same bits.
 
+use crate::fp8::in_fp8;
+use bytemuck::Pod;
 use ferroattn::device::Emulator;
 use ferroattn::emulator::Options;
-use ferroattn::{Attention, BackwardInputs, Class, Device, Dtype, Element, Tensor, bf16, f16};
+use ferroattn::{
+    Attention, BackwardInputs, Class, Device, Dtype, Element, F8E4M3, Tensor, bf16, f16,
+};
 use kernels::catalog::{Backward, Family, KERNELS};
 use libtest_mimic::Failed;
 use ndarray::Array4;
@@ -79,7 +83,15 @@ pub fn tests() -> Vec<Test> {
                 causal,
                 ..Case::default()
             };
-            let backward_case = case.clone();
+            let (backward_case, fp8_case) = (case.clone(), in_fp8(case.clone()));
+            tests.push(Test::cuda(
+                format!("fp8_d{dim}_{mask}_beside_other_work"),
+                move |device| {
+                    let case = &fp8_case;
+                    beside_other_work(case, forward::<f16>(device, case)?)?;
+                    beside_other_work(case, forward_e4m3(device, case)?)
+                },
+            ));
             tests.push(Test::cuda(
                 format!("forward_d{dim}_{mask}_beside_other_work"),
                 move |device| beside_other_work(&case, forward::<f16>(device, &case)?),
@@ -215,6 +227,18 @@ fn forward<T: Element>(device: &Device, case: &Case) -> ferroattn::Result<impl R
     })
 }
 
+/// The forward pass of a case whose inputs are e4m3: o and lse.
+fn forward_e4m3(device: &Device, case: &Case) -> ferroattn::Result<impl Run> {
+    let [q, k, v] = inputs_of(device, case, F8E4M3::from_f32)?;
+    let options = Attention::new().causal(case.causal);
+    Ok(move |show: &mut dyn FnMut(&[u8])| {
+        let (o, lse) = options.forward_e4m3::<f16>(&q, &k, &v)?;
+        show(bytemuck::cast_slice(&o.to_vec()?));
+        show(bytemuck::cast_slice(&lse.to_vec()?));
+        Ok(())
+    })
+}
+
 /// The backward pass of a case, deterministic: dq, dk and dv. The gradient of o is q.
 fn backward<T: Element>(device: &Device, case: &Case) -> ferroattn::Result<impl Run> {
     let [q, k, v] = inputs::<T>(device, case)?;
@@ -235,9 +259,18 @@ fn backward<T: Element>(device: &Device, case: &Case) -> ferroattn::Result<impl 
 
 /// q, k and v of a case's seed.
 fn inputs<T: Element>(device: &Device, case: &Case) -> ferroattn::Result<[Tensor<T>; 3]> {
+    inputs_of(device, case, T::from_f32)
+}
+
+/// [`inputs`] in another type.
+fn inputs_of<T: Pod>(
+    device: &Device,
+    case: &Case,
+    round: impl Fn(f32) -> T,
+) -> ferroattn::Result<[Tensor<T>; 3]> {
     let inputs = case.inputs();
     let upload = |values: &Array4<f32>| {
-        let data: Vec<T> = values.iter().map(|&value| T::from_f32(value)).collect();
+        let data: Vec<T> = values.iter().map(|&value| round(value)).collect();
         Tensor::new(device, values.dim().into(), &data)
     };
     Ok([upload(&inputs.q)?, upload(&inputs.k)?, upload(&inputs.v)?])
