@@ -429,8 +429,10 @@ impl<T: Element> Calls<T> {
                 calls.push((name, attention, splits));
             }
         }
+        // Its plan has no tensors of options.
+        let is_plain = !shape.sinks && shape.sequences.is_none() && !shape.uneven;
         let rounded = match (shape.fp8, &calls[..]) {
-            (Some(inputs), [(_, attention, _), ..]) if inputs.rounding().is_some() => {
+            (Some(inputs), [(_, attention, _), ..]) if inputs.rounding().is_some() && is_plain => {
                 Rounded::new(&mut bench, device, attention)?
             }
             _ => None,

@@ -103,7 +103,7 @@ fn compressed(group: &[&Module]) -> Result<Vec<u8>, Error> {
         pb: 0,
         mf: MfType::Bt4,
         nice_len: 273,
-        depth_limit: 4,
+        depth_limit: 16,
         ..LzmaOptions::with_preset(6)
     };
     let made = cache::folder((&parts, "lzma", format!("{options:?}")), |folder| {
