@@ -1,9 +1,9 @@
 //! Windows, bounds of scores, sinks and sequences in FP8, of inputs of 16 bits and of e4m3.
 
 use super::{e4m3, in_fp8};
-use ferroattn::{Device, Dtype, Sequences, Window};
+use ferroattn::{Attention, Device, Dtype, Fp8, Sequences, Tensor, Window, f16};
 use libtest_mimic::Failed;
-use ndarray::s;
+use ndarray::{Array4, s};
 use proptest::prelude::*;
 use tests::strategy::{cases, check_each, check_some, few, modified, sequenced};
 use tests::{Case, Modifiers, Outcome, PASSED, Test};
@@ -21,8 +21,12 @@ pub fn tests() -> Vec<Test> {
             })
         }),
         Test::new("softcaps_of_any_size", softcaps),
+        Test::new("tiny_softcap", tiny_softcap),
         Test::new("narrow_windows", windows),
+        Test::new("wide_windows", wide_windows),
+        Test::new("special_sinks", special_sinks),
         Test::new("unseen_rows", unseen_rows),
+        Test::new("padding_changes_nothing", padding_changes_nothing),
         Test::new("values_before_a_window", values_before_a_window),
     ]
 }
@@ -42,6 +46,7 @@ fn any() -> impl Strategy<Value = Case> {
         let has_none = Modifiers {
             fp8: false,
             hadamard: false,
+            dim_v: None,
             ..modifiers.clone()
         };
         modifiers.sinks |= has_none.are_off();
@@ -73,26 +78,112 @@ fn softcaps(device: &Device) -> Outcome {
 
 /// Windows narrower than a block of keys, more rows than keys, and rows that see none, with sinks and without.
 fn windows(device: &Device) -> Outcome {
-    for (i, (left, right)) in [(0, 0), (3, 0), (130, 5), (1, 200)].into_iter().enumerate() {
-        for (seqlen_q, seqlen_kv) in [(300, 40), (200, 700)] {
-            let case = in_fp8(Case {
-                seqlen_q,
-                seqlen_kv,
-                dim: [64, 128, 256][i % 3],
-                modifiers: Modifiers {
-                    window: Window {
-                        left: Some(left),
-                        right: Some(right),
-                    },
-                    sinks: i % 2 == 0,
-                    ..Modifiers::default()
-                },
-                ..Case::default()
-            });
-            case.check(device)?;
-            e4m3::check(device, &case, false)?;
+    for (i, window) in [(0, 0), (3, 0), (130, 5), (1, 200)].into_iter().enumerate() {
+        for seqlens in [(300, 40), (200, 700)] {
+            in_window(device, i, seqlens, window)?;
         }
     }
+    PASSED
+}
+
+/// Windows of several whole blocks of keys between two edges, at each head dim.
+fn wide_windows(device: &Device) -> Outcome {
+    for i in 0..3 {
+        in_window(device, i, (100, 1000), (600, 5))?;
+    }
+    PASSED
+}
+
+/// Runs a case with a window, on 16 bits and on e4m3.
+fn in_window(
+    device: &Device,
+    i: usize,
+    (seqlen_q, seqlen_kv): (usize, usize),
+    (left, right): (usize, usize),
+) -> Outcome {
+    let case = in_fp8(Case {
+        seqlen_q,
+        seqlen_kv,
+        dim: [64, 128, 256][i % 3],
+        modifiers: Modifiers {
+            window: Window {
+                left: Some(left),
+                right: Some(right),
+            },
+            sinks: i % 2 == 0,
+            ..Modifiers::default()
+        },
+        ..Case::default()
+    });
+    case.check(device)?;
+    e4m3::check(device, &case, false)?;
+    PASSED
+}
+
+/// Sinks of any size: of the largest one nothing is left of a row, of the lowest ones it stays. Some rows see no key.
+fn special_sinks(device: &Device) -> Outcome {
+    let sinks = [f32::NEG_INFINITY, f32::MAX, f32::MIN];
+    let case = Case {
+        heads: sinks.len(),
+        kv_heads: 1,
+        seqlen_q: 70,
+        seqlen_kv: 60,
+        ..Case::default()
+    };
+    let inputs = case.inputs();
+    let upload = |x: &Array4<f32>| {
+        let numbers: Vec<f16> = x.iter().map(|&x| f16::from_f32(x)).collect();
+        Tensor::new(device, x.dim().into(), &numbers)
+    };
+    let (q, k, v) = (upload(&inputs.q)?, upload(&inputs.k)?, upload(&inputs.v)?);
+    let of_heads = Tensor::new(device, [sinks.len()], &sinks)?;
+    let call = Attention::new().window(20, 0);
+    let with_sinks = call.sinks(&of_heads);
+    let [plain, plain_lse] = results(&call.clone().fp8(Fp8::new()), [&q, &k, &v])?;
+    let [o, lse] = results(&with_sinks.fp8(Fp8::new()), [&q, &k, &v])?;
+    let rows = o
+        .chunks(64)
+        .zip(plain.chunks(64))
+        .zip(lse.iter().zip(&plain_lse));
+    for (i, ((o, plain), (&lse, &plain_lse))) in rows.enumerate() {
+        let sink = sinks[i / case.seqlen_q];
+        let sees_none = plain_lse == f32::NEG_INFINITY;
+        let is_right = match sink {
+            f32::NEG_INFINITY => o == plain && lse == plain_lse,
+            f32::MIN if !sees_none => o == plain && lse == plain_lse,
+            f32::MIN => o == plain && lse < -1e38,
+            _ => o.iter().all(|&x| x == 0.0) && lse > 1e38,
+        };
+        if !is_right {
+            return Err(format!("row {i}, sink {sink}: lse {lse}, {plain_lse} without").into());
+        }
+    }
+    PASSED
+}
+
+/// o and lse of a call.
+fn results(call: &Attention, [q, k, v]: [&Tensor<f16>; 3]) -> ferroattn::Result<[Vec<f32>; 2]> {
+    let (o, lse) = call.forward(q, k, v)?;
+    let o = o.to_vec()?.into_iter().map(f16::to_f32).collect();
+    Ok([o, lse.to_vec()?])
+}
+
+/// A bound far below all products, and keys of 0: their scores stay 0.
+fn tiny_softcap(device: &Device) -> Outcome {
+    let case = in_fp8(Case {
+        dtype: Dtype::Bf16,
+        modifiers: Modifiers {
+            softcap: Some(1e-13),
+            ..Modifiers::default()
+        },
+        ..Case::default()
+    });
+    let mut inputs = case.inputs();
+    for tensor in [&mut inputs.q, &mut inputs.k] {
+        *tensor *= 1e15;
+    }
+    inputs.k.slice_mut(s![.., .., 3, ..]).fill(0.0);
+    case.run(device, &inputs)?;
     PASSED
 }
 
@@ -136,6 +227,36 @@ pub fn unseen_rows(device: &Device) -> Outcome {
     case.run(device, &inputs)?;
     e4m3::check_unseen(device, &case, &unseen)?;
     PASSED
+}
+
+/// A padded call has the bits of the call without padding, whose values have a mean.
+fn padding_changes_nothing(device: &Device) -> Outcome {
+    let case = Case {
+        seqlen_q: 70,
+        seqlen_kv: 256,
+        ..Case::default()
+    };
+    let mut inputs = case.inputs();
+    inputs.v += 1.0;
+    let upload = |x: &Array4<f32>, keys: usize| {
+        let (batch, heads, rows, dim) = x.dim();
+        let mut padded = Array4::from_elem((batch, heads, keys, dim), -60000.0);
+        padded.slice_mut(s![.., .., ..rows, ..]).assign(x);
+        let numbers: Vec<f16> = padded.iter().map(|&x| f16::from_f32(x)).collect();
+        Tensor::new(device, [batch, heads, keys, dim], &numbers)
+    };
+    let q = upload(&inputs.q, 70)?;
+    let of = |keys| Ok::<_, ferroattn::Error>([upload(&inputs.k, keys)?, upload(&inputs.v, keys)?]);
+    let ([k, v], [padded_k, padded_v]) = (of(256)?, of(700)?);
+    let call = Attention::new().fp8(Fp8::new());
+    let plain = results(&call, [&q, &k, &v])?;
+    let [of_q, of_kv] = [70, 256].map(|length| Tensor::new(device, [1], &[length]));
+    let (of_q, of_kv) = (of_q?, of_kv?);
+    let padded = results(&call.padded(&of_q, &of_kv), [&q, &padded_k, &padded_v])?;
+    match plain == padded {
+        true => PASSED,
+        false => Err("other bits".into()),
+    }
 }
 
 /// Values that are not finite, before and in windows of rows, at both ends of blocks of keys and of groups of 16.

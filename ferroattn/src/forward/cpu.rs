@@ -54,7 +54,8 @@ unsafe fn forward_of<T: Element>(problem: &Problem, args: &RawForward) -> Result
         if let Some(e4m3) = args.options.e4m3 {
             let fp8 = args.options.fp8.unwrap_or_default();
             let [q, k, v] = inputs.map(|input| input.view::<F8E4M3, _>());
-            let [k, v] = [k, v].map(|tensor| options.seen_keys(problem, tensor));
+            let nan = F8E4M3::from_f32(f32::NAN);
+            let [k, v] = [k, v].map(|tensor| options.seen_keys(problem, tensor, nan));
             let ones = Array2::ones((problem.batch, problem.kv_heads));
             let descales = e4m3
                 .descales()
@@ -77,8 +78,10 @@ unsafe fn forward_of<T: Element>(problem: &Problem, args: &RawForward) -> Result
         match args.options.fp8 {
             None => forward(problem, &options, q, k, v, o, lse),
             Some(fp8) => {
-                let [k, v] = [k, v].map(|tensor| options.seen_keys(problem, tensor));
-                let rounded = Rounded::new(fp8, problem, q, k.view(), v.view());
+                let nan = T::from_f32(f32::NAN);
+                let [k, v] = [k, v].map(|tensor| options.seen_keys(problem, tensor, nan));
+                let seen = options.seen_counts(problem);
+                let rounded = Rounded::of_seen(fp8, problem, [q, k.view(), v.view()], &seen);
                 forward_rounded(problem, &options, &rounded, o, lse);
             }
         }

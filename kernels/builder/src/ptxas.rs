@@ -83,7 +83,9 @@ pub fn assemble(ptxas: &Path, modules: &[Module]) -> Result<Vec<Usage>, Error> {
     // Of each family one module is assembled with options too.
     let with_options = modules.par_iter();
     let with_options = with_options.filter(|module| {
-        module.name.ends_with("optional_f16_d128") || module.name.starts_with("latent_f16")
+        module.name.ends_with("optional_f16_d128")
+            || module.name.starts_with("latent_f16")
+            || module.name.starts_with("fp8") && module.name.ends_with("optional_f16_d256")
     });
     with_options.try_for_each(|module| {
         let is_backward = module.name.starts_with("backward");

@@ -21,7 +21,7 @@ pub struct RoundRowsParams {
     /// Device address of the scales: `f32[batch, heads, rows]`, or `f32[batch, heads, ceil(rows / 128)]` of blocks of 128 rows.
     pub scales: u64,
     /// Device address of the queries that see each row of k, [`QueryRange`](super::QueryRange) `[batch, rows]`: rows that none sees count
-    /// as zeros. 0 where rows are of queries, or all count.
+    /// for no scale. 0 where rows are of queries, or all count.
     pub ranges: u64,
     /// Heads.
     pub heads: u32,
@@ -59,7 +59,8 @@ pub struct RoundValuesParams {
     pub descale: DescalesRef,
     /// Device address of the queries that see each key: see [`RoundRowsParams::ranges`].
     pub ranges: u64,
-    /// Device address of the moments of each part of the keys, `f32[batch, heads, parts, 3, dim]`: sums, least and largest numbers.
+    /// Device address of the moments of each part of the keys, `[batch, heads, parts, 4, dim]` words: sums, least and largest numbers,
+    /// and how many keys queries see.
     pub moments: u64,
     /// Device address of the rounded values, e4m3 `[batch, heads, dim, keys16]`: [transposed](crate::layout::fp8::transposed_key).
     /// `keys16` is `keys` rounded up to a multiple of 16, with any finite numbers behind them, whose probabilities are 0.

@@ -31,7 +31,7 @@ pub struct Options {
     /// Device address of the [`KeyRange`] of each query, `[batch, seqlen_q]`, where [`Switch::Ranges`] is on.
     pub key_ranges: u64,
     /// Device address of the [`QueryRange`] of each key, `[batch, seqlen_kv]`, where [`Switch::Ranges`] is on; for
-    /// backward kernels.
+    /// backward kernels, and those that round keys and values.
     pub query_ranges: u64,
     /// The bias of scores, where a switch of a bias is on.
     pub bias: PairsRef,
@@ -150,7 +150,7 @@ pub struct ArrayRef {
 /// removes what is off.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Switch {
-    /// Scores become `softcap * tanh(score / softcap)`, with an error of about `2^-21 softcap`.
+    /// Scores become `softcap * tanh(score / softcap)`, with an error of about `2^-21 softcap`; in FP8 `2^-10` of the score.
     Softcap,
     /// [`Softcap`](Self::Softcap), with an error of about `2^-21 softcap` or `2^-18` of the score, whichever is less: for bounds
     /// above [`NEAR_SOFTCAP`].

@@ -2,7 +2,7 @@
 
 use super::class::Class;
 use super::hopper::Roles;
-use super::kind::{Kind, Loop, Rows};
+use super::kind::{Kind, Levels, Loop, Rows};
 use super::tile::{Tile, dims};
 use super::{
     Code, Dtype, Feature, Generic, Instance, Launch, Spec, decode, distinct, fp8, hopper, latent,
@@ -218,8 +218,13 @@ impl Spec for Forward {
     fn code(&self) -> Code {
         if self.is_fp8() {
             return Code {
-                // Once a tile: ten words beside O of 256 columns, five beside fewer.
-                most_spills: if self.dim == 256 { 80 } else { 32 },
+                // Once a tile: ten words beside O of 256 columns, few beside fewer.
+                most_spills: match (self.dim, self.kind.mask.has_options()) {
+                    (256, _) => 80,
+                    (128, false) if self.kind.main_loop == Loop::Fp8(Levels::Two) => 32,
+                    (64, true) => 16,
+                    _ => 0,
+                },
                 ..Code::default()
             };
         }

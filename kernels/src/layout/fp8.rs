@@ -88,7 +88,7 @@ pub const fn transposed_key(key: u32) -> u32 {
     key / 16 * 16 + 4 * t + 2 * half + odd
 }
 
-/// The bits of keys `start..end` of a block, both at most 128, in word `byte` of four: bit `l` of word `b` is position `4 l + b` of a row of
+/// The bits of keys `start..end` of a block, both at most 128, in word `byte` of four. Bit `l` of word `b` is position `4 l + b` of a row of
 /// the [transposed](transposed_key) v.
 #[must_use]
 #[inline(always)]

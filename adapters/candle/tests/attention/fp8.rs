@@ -163,13 +163,13 @@ fn wrong_inputs() {
         "descales of a cache need q of 16 bits; forward_e4m3 has descales"
     );
     assert_eq!(
-        refused(&plain.clone().softcap(3.0)),
-        "fp8 cannot be combined with softcap"
+        refused(&plain.clone().batch_invariant(true)),
+        "fp8 cannot be combined with batch_invariant"
     );
-    let rounded = plain.clone().softcap(3.0).fp8(Fp8::new());
+    let rounded = plain.clone().batch_invariant(true).fp8(Fp8::new());
     assert_eq!(
         line(rounded.forward(&half, &half, &half)),
-        "fp8 cannot be combined with softcap"
+        "fp8 cannot be combined with batch_invariant"
     );
     let descaled = plain.descales(&ones, &ones, &ones);
     assert_eq!(

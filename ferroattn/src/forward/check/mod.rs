@@ -166,8 +166,10 @@ impl Expected {
         ];
         let [q, k, v] =
             inputs.map(|(tensor, shape)| ArrayView4::from_shape(shape, tensor).expect("its shape"));
-        let [k, v] = [k, v].map(|tensor| forward.options.seen_keys(p, tensor));
-        let rounded = Rounded::new(fp8, p, q, k.view(), v.view());
+        let nan = T::from_f32(f32::NAN);
+        let [k, v] = [k, v].map(|tensor| forward.options.seen_keys(p, tensor, nan));
+        let seen = forward.options.seen_counts(p);
+        let rounded = Rounded::of_seen(fp8, p, [q, k.view(), v.view()], &seen);
         Self::of_rounded::<T>(p, forward.options, &rounded, rows)
     }
 

@@ -93,9 +93,9 @@ impl Reference<'_> {
     fn fp8_terms(&self, query: &Query, exact: &Row) -> Terms {
         let scale = f64::from(self.p.scale).abs();
         // Scores within bounds are rounded, and so is the instruction that bounds them.
-        let of_bounds = |score: f64| match self.p.softcap {
-            Some(_) => 3.0 * HALF_UNIT * score.abs(),
-            None => 0.0,
+        let within = |score: f64, of_product: f64| match self.p.softcap {
+            Some(cap) => of_product.min(2.0 * f64::from(cap)) + 3.0 * HALF_UNIT * score.abs(),
+            None => of_product,
         };
         let scores = self.scores(query);
         let highest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
@@ -112,7 +112,7 @@ impl Reference<'_> {
             let of_pairs = HALF_UNIT * (2.0 * (highest - score) + 9.0 * LN_2);
             Term {
                 log: score - exact.lse,
-                error: of_sums + of_pairs + of_bounds(score) + 4.0 * HALF_UNIT,
+                error: within(score, of_sums) + of_pairs + 4.0 * HALF_UNIT,
             }
         });
         let sink = f64::from(query.options.sink());

@@ -182,7 +182,7 @@ impl Draft {
         let keys = p.seqlen_kv.next_multiple_of(16);
         let [parts, part_keys] = parts_of(p.seqlen_kv as u32);
         let moments = match inputs.rounds_values {
-            [Some(_), _] => [kv_heads, 3 * parts as usize * p.dim_v, size_of::<f32>()],
+            [Some(_), _] => [kv_heads, 4 * parts as usize * p.dim_v, size_of::<f32>()],
             [None, _] => [0; 3],
         };
         let bits = 4 * size_of::<u32>();

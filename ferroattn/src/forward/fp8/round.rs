@@ -59,14 +59,26 @@ impl Rounded {
         k: ArrayView4<T>,
         v: ArrayView4<T>,
     ) -> Self {
+        Self::of_seen(fp8, p, [q, k, v], &vec![p.seqlen_kv; p.batch])
+    }
+
+    /// [`new`](Self::new), where queries of an entry of the batch see so many keys. The others are NaN, and count for nothing.
+    pub(crate) fn of_seen<T: Element>(
+        fp8: Fp8,
+        p: &Problem,
+        [q, k, v]: [ArrayView4<T>; 3],
+        seen: &[usize],
+    ) -> Self {
         expect_shapes(p, [q.shape(), k.shape(), v.shape()]);
         let mut means = Array3::zeros((p.batch, p.kv_heads, p.dim_v));
         let [q, k, mut v] = [q, k, v].map(|tensor| tensor.mapv(T::to_f32));
-        let of_values = v.outer_iter_mut().zip(means.outer_iter_mut());
-        of_values.par_bridge().for_each(|(mut heads, mut means)| {
-            let heads = heads.outer_iter_mut().zip(means.outer_iter_mut());
-            heads.for_each(|(values, means)| round_values(values, means));
-        });
+        let of_values = v.outer_iter_mut().zip(means.outer_iter_mut()).zip(seen);
+        of_values
+            .par_bridge()
+            .for_each(|((mut heads, mut means), &seen)| {
+                let heads = heads.outer_iter_mut().zip(means.outer_iter_mut());
+                heads.for_each(|(values, means)| round_values(values, means, seen));
+            });
         let [q, k] = round_both(fp8, q, k);
         Rounded {
             q,
@@ -210,15 +222,14 @@ fn round_rows(mut rows: ArrayViewMut2<f32>, shared: usize, most_log2: i32) {
     }
 }
 
-/// Rounds values less the mean of each column, which is added again, and is one of `means`.
-fn round_values(mut values: ArrayViewMut2<f32>, mut means: ArrayViewMut1<f32>) {
-    let keys = values.nrows();
-    if keys == 0 {
+/// Rounds values less the mean of each column, which is added again, and is one of `means`; queries see so many of them.
+fn round_values(mut values: ArrayViewMut2<f32>, mut means: ArrayViewMut1<f32>, seen: usize) {
+    if values.nrows() == 0 {
         return;
     }
     for column in 0..values.ncols() {
         let (sum, least, most) = moments(values.view(), column);
-        let mean = Some(sum / keys as f32).filter(|mean| mean.is_finite());
+        let mean = Some(sum / seen as f32).filter(|mean| mean.is_finite());
         let mean = mean.unwrap_or(0.0);
         let spread = (most - mean).max(mean - least).max(0.0);
         let scale = scale_of(spread.min(f32::MAX), VALUES_LOG2);

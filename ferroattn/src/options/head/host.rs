@@ -198,25 +198,48 @@ impl HostOptions<'_> {
         rows.into()
     }
 
-    /// Keys or values, with zeros for those that no query sees, where the batch consists of sequences: these count for no scale.
+    /// How many keys queries of each entry of the batch see.
+    pub(crate) fn seen_counts(&self, p: &Problem) -> Vec<usize> {
+        match self.raw.has_ranges() {
+            false => vec![p.seqlen_kv; p.batch],
+            true => (0..p.batch)
+                .map(|batch| self.seen_of_entry(p, batch).map(|keys| keys.len()).sum())
+                .collect(),
+        }
+    }
+
+    /// The keys that queries of an entry of the batch see, of each query those that none before it sees: from query to query, both ends only
+    /// rise.
+    fn seen_of_entry<'p>(
+        &'p self,
+        p: &'p Problem,
+        batch: usize,
+    ) -> impl Iterator<Item = Range<usize>> + 'p {
+        let options = self.head(p, [batch, 0]);
+        (0..p.seqlen_q).scan(0, move |end, query| {
+            let keys = options.range(query);
+            let keys = keys.start.max(*end)..keys.end.max(*end);
+            *end = keys.end;
+            Some(keys)
+        })
+    }
+
+    /// Keys or values, with `hidden` in place of those that no query sees, where the batch consists of sequences. NaN there counts for
+    /// no scale and no mean.
     pub(crate) fn seen_keys<'t, T: Pod>(
         &self,
         p: &Problem,
         tensor: ArrayView4<'t, T>,
+        hidden: T,
     ) -> CowArray<'t, T, Ix4> {
         if !self.raw.has_ranges() {
             return tensor.into();
         }
-        let mut seen = Array4::from_elem(tensor.dim(), T::zeroed());
+        let mut seen = Array4::from_elem(tensor.dim(), hidden);
         for batch in 0..p.batch {
-            let options = self.head(p, [batch, 0]);
-            let mut end = 0;
-            for query in 0..p.seqlen_q {
-                // From query to query, both ends only rise.
-                let keys = options.range(query);
-                let keys = s![batch, .., keys.start.max(end)..keys.end.max(end), ..];
-                seen.slice_mut(keys).assign(&tensor.slice(keys));
-                end = end.max(options.range(query).end);
+            for keys in self.seen_of_entry(p, batch) {
+                let keys = s![batch, .., keys, ..];
+                seen.slice_mut(keys.clone()).assign(&tensor.slice(keys));
             }
         }
         seen.into()

@@ -2,7 +2,7 @@
 //!
 //! The first kernel finds the moments of parts of the keys: sums, least and largest numbers of each column. In the second one a block
 //! takes 128 keys of a head. It makes mean and scale of each column, always in one order. Infinities and NaN become 0, and count for
-//! neither; a block that has some notes which values they are.
+//! neither; a block that has some notes which values they are. Keys that no query sees count for neither, too.
 //!
 //! Values of e4m3 stay as they are, and need no moments.
 
@@ -14,6 +14,7 @@ use crate::layout::element::CHUNK;
 use crate::layout::fp8::{VALUES_LOG2, inverse_of, row_lanes, scale_of};
 use crate::ptx::convert::e4m3;
 use crate::ptx::{barrier, global, math, shared, special, vote};
+use crate::tile::registers::opaque;
 use core::hint::cold_path;
 
 /// Columns that a block has room for.
@@ -40,27 +41,58 @@ pub unsafe fn moments<E: Source, const W: u32>(params: &RoundValuesParams) {
     let lanes = row_lanes(params.dim);
     let (lane, rows) = (thread % lanes, 32 * W / lanes);
     let mut found = [Moments::NONE; 8];
+    let column = CHUNK * lane;
+    let load = |key| {
+        // SAFETY: elements of the values.
+        unsafe {
+            E::load(
+                &params.values,
+                params.heads,
+                [head, key],
+                column,
+                params.row_dim,
+            )
+        }
+    };
+    let mut take = |eight| {
+        let numbers = E::widen(eight);
+        for column in 0..8 {
+            found[column].take(numbers[column]);
+        }
+    };
     let end = params.keys.min((part + 1) * params.part_keys);
     let mut first = part * params.part_keys + thread / lanes;
-    while first < end && CHUNK * lane < params.dim {
-        let mut eight = [E::ZEROS; AT_ONCE];
-        for i in 0..AT_ONCE {
-            let key = first + rows * i as u32;
-            if key < end {
-                // SAFETY: elements of the values.
-                eight[i] = unsafe { load::<E>(params, [head, key], CHUNK * lane) };
+    let mut count = 0;
+    if first < end && column < params.dim {
+        if params.ranges == 0 {
+            count = (end - first).div_ceil(rows);
+        } else {
+            // One key at a time: more would not leave the registers.
+            cold_path();
+            while first < end {
+                // SAFETY: the key exists.
+                if unsafe { is_seen(params.ranges, params.heads, [head, first], params.keys) } {
+                    take(load(first));
+                    count += 1;
+                }
+                first = opaque(first + rows);
             }
         }
-        for i in 0..AT_ONCE {
-            let key = first + rows * i as u32;
-            let numbers = E::widen(eight[i]);
-            for column in 0..8 {
+        while first < end {
+            let mut eight = [E::ZEROS; AT_ONCE];
+            for i in 0..AT_ONCE {
+                let key = first + rows * i as u32;
                 if key < end {
-                    found[column].take(numbers[column]);
+                    eight[i] = load(key);
                 }
             }
+            for i in 0..AT_ONCE {
+                if first + rows * (i as u32) < end {
+                    take(eight[i]);
+                }
+            }
+            first += rows * AT_ONCE as u32;
         }
-        first += rows * AT_ONCE as u32;
     }
     // Of each moment a row for each group of lanes, and a word for each column.
     let place = |moment: u32, row: u32, column: u32| {
@@ -70,24 +102,25 @@ pub unsafe fn moments<E: Source, const W: u32>(params: &RoundValuesParams) {
     unsafe {
         for i in 0..8 {
             let column = CHUNK * lane + i as u32;
-            let moments = found[i].numbers();
-            for moment in 0..3 {
+            found[i].count = count;
+            let words = found[i].words();
+            for moment in 0..4 {
                 let to = place(moment as u32, thread / lanes, column);
-                shared::store_f32(to, moments[moment]);
+                shared::store_u32(to, words[moment]);
             }
         }
         barrier::block();
         if thread < params.dim {
             let mut found = Moments::NONE;
             for row in 0..rows {
-                let of_row = [0, 1, 2].map(|moment| shared::load_f32(place(moment, row, thread)));
-                found = found.add(Moments::of(of_row));
+                let words = [0, 1, 2, 3].map(|moment| shared::load_u32(place(moment, row, thread)));
+                found = found.add(Moments::of_words(words));
             }
             let to = moments_at(params, head, part, thread);
-            let moments = found.numbers();
-            for moment in 0..3 {
+            let words = found.words();
+            for moment in 0..4 {
                 let to = to + 4 * moment as u64 * u64::from(params.dim);
-                global::store_f32(to, moments[moment]);
+                global::store_u32(to, words[moment]);
             }
         }
     }
@@ -208,21 +241,6 @@ unsafe fn note_wrong(to: u64, word: u32) {
     }
 }
 
-/// Loads eight elements of a key of a head, from `column` on: zeros where no query sees the key.
-///
-/// # Safety
-/// The values are readable.
-#[inline(always)]
-unsafe fn load<E: Source>(params: &RoundValuesParams, place: [u32; 2], column: u32) -> E::Eight {
-    // SAFETY: the caller's promise.
-    unsafe {
-        match is_seen(params.ranges, params.heads, place, params.keys) {
-            true => E::load(&params.values, params.heads, place, column, params.row_dim),
-            false => E::ZEROS,
-        }
-    }
-}
-
 /// Writes scales and means of the columns, to shared memory, and in a head's first block for the kernel that multiplies. Of e4m3 there are
 /// only scales.
 ///
@@ -288,7 +306,7 @@ impl Unit {
         [key, key + 1, key + 8, key + 9]
     }
 
-    /// The elements of a unit, of each key eight; zeros behind the last key.
+    /// The elements of a unit, of each key eight; zeros behind the last key, and of keys that no query sees, which then need no notes.
     ///
     /// # Safety
     /// The values are readable.
@@ -296,10 +314,14 @@ impl Unit {
     unsafe fn load<E: Source>(&self, params: &RoundValuesParams, unit: u32) -> [E::Eight; 4] {
         let (column, word) = self.place(unit);
         self.keys(word).map(|key| {
-            match unit < self.count() && key < params.keys && column < params.dim {
-                // SAFETY: elements of the values.
-                true => unsafe { load::<E>(params, [self.head, key], column) },
-                false => E::ZEROS,
+            let place = [self.head, key];
+            let exists = unit < self.count() && key < params.keys && column < params.dim;
+            // SAFETY: elements of the values.
+            unsafe {
+                match exists && is_seen(params.ranges, params.heads, place, params.keys) {
+                    true => E::load(&params.values, params.heads, place, column, params.row_dim),
+                    false => E::ZEROS,
+                }
             }
         })
     }
@@ -311,6 +333,8 @@ struct Moments {
     sum: f32,
     least: f32,
     most: f32,
+    /// Keys that queries see, of all columns alike.
+    count: u32,
 }
 
 impl Moments {
@@ -318,6 +342,7 @@ impl Moments {
         sum: 0.0,
         least: f32::INFINITY,
         most: f32::NEG_INFINITY,
+        count: 0,
     };
 
     /// Takes in a number.
@@ -337,17 +362,25 @@ impl Moments {
             sum: self.sum + other.sum,
             least: self.least.min(other.least),
             most: self.most.max(other.most),
+            count: self.count + other.count,
         }
     }
 
     #[inline(always)]
-    fn numbers(self) -> [f32; 3] {
-        [self.sum, self.least, self.most]
+    fn words(self) -> [u32; 4] {
+        let [sum, least, most] = [self.sum, self.least, self.most].map(f32::to_bits);
+        [sum, least, most, self.count]
     }
 
     #[inline(always)]
-    fn of([sum, least, most]: [f32; 3]) -> Self {
-        Moments { sum, least, most }
+    fn of_words([sum, least, most, count]: [u32; 4]) -> Self {
+        let [sum, least, most] = [sum, least, most].map(f32::from_bits);
+        Moments {
+            sum,
+            least,
+            most,
+            count,
+        }
     }
 }
 
@@ -368,21 +401,21 @@ impl Column {
         let mut found = Moments::NONE;
         let mut part = 0;
         while part < params.parts {
-            let moments = [0, 1, 2, 3].map(|i| {
+            let words = [0, 1, 2, 3].map(|i| {
                 // The last part once more, which is not added.
                 let from = moments_at(params, head, (part + i).min(params.parts - 1), column);
                 let next = 4 * u64::from(params.dim);
                 // SAFETY: the caller's promise.
-                [0, 1, 2].map(|moment| unsafe { global::load_f32(from + moment * next) })
+                [0, 1, 2, 3].map(|moment| unsafe { global::load_u32(from + moment * next) })
             });
             for i in 0..4 {
                 if part + (i as u32) < params.parts {
-                    found = found.add(Moments::of(moments[i]));
+                    found = found.add(Moments::of_words(words[i]));
                 }
             }
             part += 4;
         }
-        let mean = found.sum / params.keys as f32;
+        let mean = found.sum / found.count as f32;
         let mean = if is_finite(mean) { mean } else { 0.0 };
         let spread = (found.most - mean).max(mean - found.least).max(0.0);
         Column {
@@ -396,5 +429,5 @@ impl Column {
 #[inline(always)]
 fn moments_at(params: &RoundValuesParams, head: u32, part: u32, column: u32) -> u64 {
     let part = u64::from(head) * u64::from(params.parts) + u64::from(part);
-    params.moments + 4 * (3 * part * u64::from(params.dim) + u64::from(column))
+    params.moments + 4 * (4 * part * u64::from(params.dim) + u64::from(column))
 }

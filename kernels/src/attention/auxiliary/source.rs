@@ -33,8 +33,8 @@ pub trait Source {
     fn widen(eight: Self::Eight) -> [f32; 8];
 }
 
-/// Whether a query sees a row of k or v, of so many for each batch entry of so many heads, by the [ranges](crate::abi::RoundRowsParams::ranges)
-/// of queries; without them rows count as seen.
+/// Whether a query sees a row of k or v, by the [ranges](crate::abi::RoundRowsParams::ranges) of queries; without them rows count as seen. An
+/// entry of the batch has so many heads and rows.
 ///
 /// # Safety
 /// There is a range for each row, if there are any.

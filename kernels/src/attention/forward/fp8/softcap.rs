@@ -5,13 +5,13 @@ use crate::ptx::{half, math};
 use crate::tile::HalfAccumulator;
 use core::f32::consts::LOG2_E;
 
-/// What stands for the bound: f16 then has all its digits for scores down to 2^-29 of it.
+/// What stands for the bound, or twice that: f16 then has all its digits for scores down to 2^-28 of it.
 const MOST: f32 = 32768.0;
 
 /// The exponent of an f32.
 const EXPONENT: u32 = 0x7f80_0000;
 
-/// The largest part of the bound that no score passes where `tanh` changes none: by 2^-15 at most.
+/// Scores up to this part of the bound stay: `tanh` would change them by 2^-15 at most.
 const LEAST: f32 = 1.0 / 128.0;
 
 /// Replaces products of two rows of a lane by bounded scores. Gives the factors that make them scores in base 2, for those of the products,
@@ -28,7 +28,8 @@ pub fn cap<const NT: usize>(
     let most = f32::from_bits(bound.to_bits() & !EXPONENT | (0.5 * MOST).to_bits());
     let mut of_scores = factors;
     for r in 0..2 {
-        let share = factors[r] * math::reciprocal(bound);
+        // Finite: times 0 it is 0.
+        let share = (factors[r] * math::reciprocal(bound)).min(f32::MAX);
         // No sum of products passes 32768.
         let is_far = share * MOST > LEAST;
         // Bits, for a choice would be a branch.

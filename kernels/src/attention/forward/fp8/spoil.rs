@@ -11,7 +11,7 @@ use crate::tile::registers::{fence, opaque};
 use crate::tile::whole::map_rows;
 use core::hint::cold_path;
 
-/// Puts NaN into those columns of the warp's 16 rows of O where a row sees a value of the key/value head that is not finite.
+/// Puts NaN into those columns of the warp's 16 rows of O where a row sees a value that is not finite.
 ///
 /// # Safety
 /// The conditions of [`fp8`](super::fp8); every lane of the warp makes the same call.

@@ -16,8 +16,8 @@ use crate::tile::Accumulator;
 use crate::tile::registers::again;
 use crate::tile::whole::scale_rows;
 
-/// Lines 12 to 15 for the warp's 16 rows: V has its scale and its mean again, rows that see a value which is not finite have NaN, and sums
-/// take in the sink.
+/// Lines 12 to 15 for the warp's 16 rows. V has its scale and its mean again, and sums take in the sink. Rows that see a value which is not
+/// finite have NaN.
 ///
 /// # Safety
 /// The conditions of [`fp8`](super::fp8); every lane of the warp makes the same call, after its last product.
