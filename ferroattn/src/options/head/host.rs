@@ -239,7 +239,7 @@ impl HostOptions<'_> {
         for batch in 0..p.batch {
             for keys in self.seen_of_entry(p, batch) {
                 let keys = s![batch, .., keys, ..];
-                seen.slice_mut(keys.clone()).assign(&tensor.slice(keys));
+                seen.slice_mut(keys).assign(&tensor.slice(keys));
             }
         }
         seen.into()
