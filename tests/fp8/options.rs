@@ -110,7 +110,7 @@ fn in_window(
                 left: Some(left),
                 right: Some(right),
             },
-            sinks: i % 2 == 0,
+            sinks: i.is_multiple_of(2),
             ..Modifiers::default()
         },
         ..Case::default()
