@@ -60,8 +60,8 @@ def attention_forward(
         s_aux: Sinks, `[heads]`.
         position_ids: `[batch, seqlen_q]`; in a batch of one, sequences are packed where they start again.
         cu_seq_lens_q, cu_seq_lens_k: Offsets of packed sequences.
-        fp8: Whether calls that gain by it are computed in FP8: full or causal ones of FP8_QUERIES or more without a gradient,
-            on the CPU and on Hopper.
+        fp8: Whether calls that gain by it are computed in FP8: those of FP8_QUERIES or more without a window, padding or a
+            gradient, on the CPU and on Hopper.
 
     Returns:
         o, `[batch, seqlen_q, heads, dim_v]`, and None.
@@ -115,8 +115,8 @@ def _gains_by_fp8(query: Tensor, key: Tensor, value: Tensor, options: dict[str, 
     return (
         query.shape[2] >= FP8_QUERIES
         and max(query.shape[3], value.shape[3]) <= 256
-        and options["sinks"] is None
-        and (options["softcap"], options["window"]) == (0.0, (-1, -1))
+        # Rounding takes all keys, and a window few.
+        and options["window"] == (-1, -1)
         and not any(name in options for name in ("mask", "bias"))
         and not (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (query, key, value)))
         and (query.device.type == "cpu" or torch.cuda.get_device_capability(query.device)[0] == 9)

@@ -111,7 +111,8 @@ def test_packed_sequences(device: str) -> None:
 
 
 @pytest.mark.parametrize("rows", [16, 19])
-def test_fp8(device: str, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["llama", "gemma2"])
+def test_fp8(device: str, name: str, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Long prompts are rounded, others are not, nor what needs a gradient."""
     if device == "cuda" and torch.cuda.get_device_capability()[0] != 9:
         pytest.skip("FP8 is for Hopper")
@@ -120,8 +121,8 @@ def test_fp8(device: str, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     ids = torch.randint(0, 99, (3, rows), device=device)
     mask = padding("left", rows).to(device)
     results = []
-    for name in ("ferroattn", "ferroattn-fp8"):
-        model = model_of("llama", name, device).eval()
+    for attention in ("ferroattn", "ferroattn-fp8"):
+        model = model_of(name, attention, device).eval()
         with torch.no_grad():
             results.append([model(input_ids=ids).logits, model(input_ids=ids, attention_mask=mask).logits])
         results[-1].append(model(input_ids=ids).logits)
