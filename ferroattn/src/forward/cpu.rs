@@ -78,10 +78,7 @@ unsafe fn forward_of<T: Element>(problem: &Problem, args: &RawForward) -> Result
         match args.options.fp8 {
             None => forward(problem, &options, q, k, v, o, lse),
             Some(fp8) => {
-                let nan = T::from_f32(f32::NAN);
-                let [k, v] = [k, v].map(|tensor| options.seen_keys(problem, tensor, nan));
-                let seen = options.seen_counts(problem);
-                let rounded = Rounded::of_seen(fp8, problem, [q, k.view(), v.view()], &seen);
+                let rounded = Rounded::of_call(fp8, problem, &options, [q, k, v]);
                 forward_rounded(problem, &options, &rounded, o, lse);
             }
         }

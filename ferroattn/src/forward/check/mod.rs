@@ -166,10 +166,7 @@ impl Expected {
         ];
         let [q, k, v] =
             inputs.map(|(tensor, shape)| ArrayView4::from_shape(shape, tensor).expect("its shape"));
-        let nan = T::from_f32(f32::NAN);
-        let [k, v] = [k, v].map(|tensor| forward.options.seen_keys(p, tensor, nan));
-        let seen = forward.options.seen_counts(p);
-        let rounded = Rounded::of_seen(fp8, p, [q, k.view(), v.view()], &seen);
+        let rounded = Rounded::of_call(fp8, p, &forward.options, [q, k, v]);
         Self::of_rounded::<T>(p, forward.options, &rounded, rows)
     }
 

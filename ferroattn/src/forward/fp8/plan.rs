@@ -164,20 +164,12 @@ impl Draft {
             negates: 0,
             ..of_q
         };
-        for (params, input) in [
-            (of_q, offset_of!(ForwardParams, q.address)),
-            (of_k, offset_of!(ForwardParams, k.address)),
-        ] {
-            let heads = p.batch as u128 * u128::from(params.heads);
-            let tiles = heads * u128::from(params.row_count.div_ceil(FP8_BLOCK));
-            let mut places = vec![
-                offset_of!(RoundRowsParams, rounded),
-                offset_of!(RoundRowsParams, scales),
-            ];
-            places.extend((params.ranges != 0).then_some(offset_of!(RoundRowsParams, ranges)));
-            let copied = offset_of!(RoundRowsParams, rows.address);
-            self.launch_round(inputs.rounds_rows, tiles, &params, places, input, copied)?;
-        }
+        let [q_place, k_place] = [
+            offset_of!(ForwardParams, q.address),
+            offset_of!(ForwardParams, k.address),
+        ];
+        self.round_rows(inputs.rounds_rows, q_heads, &of_q, q_place)?;
+        self.round_rows(inputs.rounds_rows, kv_heads, &of_k, k_place)?;
 
         let keys = p.seqlen_kv.next_multiple_of(16);
         let [parts, part_keys] = parts_of(p.seqlen_kv as u32);
@@ -236,6 +228,24 @@ impl Draft {
             wrong_blocks: values.wrong_blocks,
             wrong_values: values.wrong_values,
         })
+    }
+
+    /// Adds the launch that rounds rows of so many heads of all entries. The input is at place `input` in the parameters of the call.
+    fn round_rows(
+        &mut self,
+        kernel: Auxiliary,
+        heads: usize,
+        params: &RoundRowsParams,
+        input: usize,
+    ) -> Result<()> {
+        let tiles = heads as u128 * u128::from(params.row_count.div_ceil(FP8_BLOCK));
+        let mut places = vec![
+            offset_of!(RoundRowsParams, rounded),
+            offset_of!(RoundRowsParams, scales),
+        ];
+        places.extend((params.ranges != 0).then_some(offset_of!(RoundRowsParams, ranges)));
+        let copied = offset_of!(RoundRowsParams, rows.address);
+        self.launch_round(kernel, tiles, params, places, input, copied)
     }
 
     /// Adds a launch that rounds, with these places. The input is at place `input` in the parameters of the call, and at place `copied`

@@ -1,7 +1,7 @@
 //! q, k and v, rounded as kernels round them.
 
 use crate::forward::Problem;
-use crate::options::Fp8;
+use crate::options::{Fp8, HostOptions};
 use crate::tensor::Element;
 use float8::F8E4M3;
 use kernels::abi::FP8_BLOCK;
@@ -62,8 +62,20 @@ impl Rounded {
         Self::of_seen(fp8, p, [q, k, v], &vec![p.seqlen_kv; p.batch])
     }
 
+    /// [`new`](Self::new) of a call with options: keys that no query sees count for nothing.
+    pub(crate) fn of_call<T: Element>(
+        fp8: Fp8,
+        p: &Problem,
+        options: &HostOptions,
+        [q, k, v]: [ArrayView4<T>; 3],
+    ) -> Self {
+        let nan = T::from_f32(f32::NAN);
+        let [k, v] = [k, v].map(|tensor| options.seen_keys(p, tensor, nan));
+        Self::of_seen(fp8, p, [q, k.view(), v.view()], &options.seen_counts(p))
+    }
+
     /// [`new`](Self::new), where queries of an entry of the batch see so many keys. The others are NaN, and count for nothing.
-    pub(crate) fn of_seen<T: Element>(
+    fn of_seen<T: Element>(
         fp8: Fp8,
         p: &Problem,
         [q, k, v]: [ArrayView4<T>; 3],
