@@ -40,6 +40,9 @@ macro_rules! cuda_functions {
             block_x: u32, block_y: u32, block_z: u32, shared_bytes: u32,
             stream: *mut c_void, parameters: *mut *mut c_void, extra: *mut *mut c_void
         );
+        cuLaunchKernelEx(
+            config: *const c_void, function: *mut c_void, parameters: *mut *mut c_void, extra: *mut *mut c_void
+        );
         cuLibraryGetKernel(kernel: *mut *mut c_void, library: *mut c_void, name: *const c_char);
         cuLibraryLoadData(
             library: *mut *mut c_void, code: *const c_void, keys: *mut u32, values: *mut *mut c_void,

@@ -10,7 +10,7 @@ use crate::device::SharedMemory;
 use crate::error::{Error, Result};
 use crate::tensor_map::TensorMap;
 use cudarc::driver::sys;
-use std::ffi::{CStr, c_void};
+use std::ffi::{CStr, CString, c_void};
 use std::marker::PhantomData;
 use std::ptr::null_mut;
 use std::time::Duration;
@@ -32,6 +32,8 @@ pub struct CudaDriver<B: Binding> {
     /// Whether the CUDA driver has libraries, which it compiles side by side. Modules of a context it compiles one by one:
     /// eight kernels took 11.7 s on eight threads, and 3.1 s as libraries (H100, driver 580; `docs/tuning.md`).
     has_libraries: bool,
+    /// Whether kernels are launched [early](kernels::text::early): they wait for the launch before them themselves.
+    launches_early: bool,
     binding: PhantomData<B>,
 }
 
@@ -40,6 +42,9 @@ const MOST_PITCH: usize = i32::MAX as usize;
 
 /// The first CUDA version with libraries.
 const LIBRARIES: (i32, i32) = (12, 0);
+
+/// The first CUDA version whose graphs hold early launches, and the first compute capability that has them.
+const EARLY_LAUNCHES: [(i32, i32); 2] = [(12, 3), (9, 0)];
 
 // SAFETY: the CUDA driver accepts contexts and pools from any thread.
 unsafe impl<B: Binding> Send for CudaDriver<B> {}
@@ -141,9 +146,13 @@ impl<B: Binding> CudaDriver<B> {
             context,
             pool: null_mut(),
             has_libraries: false,
+            launches_early: false,
             binding: PhantomData,
         };
-        cuda.has_libraries = cuda.cuda_version()? >= LIBRARIES;
+        let version = cuda.cuda_version()?;
+        cuda.has_libraries = version >= LIBRARIES;
+        let [since, on] = EARLY_LAUNCHES;
+        cuda.launches_early = version >= since && facts.compute_capability >= on;
         if facts.has_pools {
             cuda.pool = cuda.create_pool()?;
         }
@@ -363,7 +372,9 @@ unsafe impl<B: Binding> Driver for CudaDriver<B> {
         let mut values = [log.as_mut_ptr().cast(), log.len() as *mut c_void];
         let count = keys.len() as u32;
         let (keys, values) = (keys.as_mut_ptr(), values.as_mut_ptr());
-        let (mut loaded, text) = (null_mut(), ptx.as_ptr().cast());
+        let early = self.launches_early.then(|| early(ptx));
+        let text = early.as_deref().unwrap_or(ptx).as_ptr().cast();
+        let mut loaded = null_mut();
         // SAFETY: the text ends with NUL, and both options describe `log`, which outlives the call.
         self.call("loading a PTX module", || unsafe {
             match self.has_libraries {
@@ -447,21 +458,43 @@ unsafe impl<B: Binding> Driver for CudaDriver<B> {
 
     unsafe fn launch(&self, launch: &Launch) -> Result<()> {
         let mut arguments = [launch.argument.as_ptr().cast_mut().cast()];
-        // SAFETY: the CUDA driver copies the argument before it returns; the rest is the caller's word.
+        let mut attribute = early_launch();
+        let config = sys::CUlaunchConfig {
+            gridDimX: launch.blocks,
+            gridDimY: 1,
+            gridDimZ: 1,
+            blockDimX: launch.threads,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: launch.shared_bytes,
+            hStream: launch.stream.cast(),
+            attrs: &raw mut attribute,
+            numAttrs: 1,
+        };
+        // SAFETY: the CUDA driver copies the arguments before it returns; the rest is the caller's word. What launches early
+        // waits at its first instruction, since `load` wrote that.
         self.call("launching a kernel", || unsafe {
-            B::cuLaunchKernel(
-                launch.function.0,
-                launch.blocks,
-                1,
-                1,
-                launch.threads,
-                1,
-                1,
-                launch.shared_bytes,
-                launch.stream,
-                arguments.as_mut_ptr(),
-                null_mut(),
-            )
+            match self.launches_early {
+                true => B::cuLaunchKernelEx(
+                    (&raw const config).cast(),
+                    launch.function.0,
+                    arguments.as_mut_ptr(),
+                    null_mut(),
+                ),
+                false => B::cuLaunchKernel(
+                    launch.function.0,
+                    launch.blocks,
+                    1,
+                    1,
+                    launch.threads,
+                    1,
+                    1,
+                    launch.shared_bytes,
+                    launch.stream,
+                    arguments.as_mut_ptr(),
+                    null_mut(),
+                ),
+            }
         })
     }
 
@@ -507,6 +540,22 @@ unsafe impl<B: Binding> Driver for CudaDriver<B> {
         // SAFETY: the caller's word.
         let _ = unsafe { self.call("destroying an event", || B::cuEventDestroy_v2(event.0)) };
     }
+}
+
+/// A text with kernels that may be launched early.
+fn early(ptx: &CStr) -> CString {
+    let text = kernels::text::early(&ptx.to_string_lossy());
+    CString::new(text).expect("a text without NUL has none after")
+}
+
+/// The attribute of an early launch: it may begin when each block of the launch before has allowed it, or ended.
+fn early_launch() -> sys::CUlaunchAttribute {
+    // SAFETY: the attribute is plain data, and zeros are numbers of each of its fields.
+    let mut attribute: sys::CUlaunchAttribute = unsafe { std::mem::zeroed() };
+    attribute.id =
+        sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+    attribute.value.programmaticStreamSerializationAllowed = 1;
+    attribute
 }
 
 /// An error if the status of `operation` is one.

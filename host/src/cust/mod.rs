@@ -9,8 +9,8 @@ use std::ffi::{c_char, c_void};
 /// cust's declarations, and those that it lacks.
 mod functions {
     pub use super::symbols::{
-        cuKernelGetFunction, cuLibraryGetKernel, cuLibraryLoadData, cuLibraryUnload,
-        cuTensorMapEncodeTiled,
+        cuKernelGetFunction, cuLaunchKernelEx, cuLibraryGetKernel, cuLibraryLoadData,
+        cuLibraryUnload, cuTensorMapEncodeTiled,
     };
     pub use cust::sys::*;
 }

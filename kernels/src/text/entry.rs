@@ -1,7 +1,7 @@
 //! One kernel of a module.
 
 /// The start of a kernel's definition, up to its name.
-const ENTRY: &str = ".visible .entry ";
+pub(super) const ENTRY: &str = ".visible .entry ";
 
 /// The text of a module with one of its kernels alone; `None` if it has no such kernel.
 ///

@@ -1,5 +1,6 @@
 //! PTX as text: what the builder and the library make of the compiler's.
 
+mod early;
 mod entry;
 mod known;
 pub mod lines;
@@ -7,5 +8,6 @@ mod prune;
 mod statement;
 pub mod twin;
 
+pub use early::early;
 pub use entry::entry;
 pub use prune::prune;

@@ -1,0 +1,59 @@
+//! Early launches: a kernel's blocks begin while the launch before it ends.
+
+use super::entry::ENTRY;
+use std::fmt::Write;
+
+/// The first PTX version and target with `griddepcontrol` (PTX ISA 7.8, "Parallel Synchronization and Communication
+/// Instructions").
+const VERSION: (u32, u32) = (7, 8);
+const TARGET: u32 = 90;
+
+/// Waits until the launches before have ended and their stores are seen, then lets the next launch begin.
+const WAIT: &str = "griddepcontrol.wait;\ngriddepcontrol.launch_dependents;\n";
+
+/// The text with kernels that may be launched early, on devices of compute capability 9.0 or later.
+///
+/// Each waits at its first instruction. A launch then costs little of the time between two kernels: blocks are
+/// placed, and have their parameters, when the launch before ends.
+///
+/// ```
+/// let text = |version, target, wait| {
+///     format!(".version {version}\n.target {target}\n.visible .entry one()\n{{\n.reg .b32 r<2>;\n{wait}ret;\n}}\n")
+/// };
+/// let wait = "griddepcontrol.wait;\ngriddepcontrol.launch_dependents;\n";
+/// let early = kernels::text::early(&text("7.0", "sm_80", ""));
+/// assert_eq!(early, text("7.8", "sm_90", wait));
+/// let early = kernels::text::early(&text("8.1", "sm_90a", ""));
+/// assert_eq!(early, text("8.1", "sm_90a", wait));
+/// ```
+pub fn early(ptx: &str) -> String {
+    let mut text = String::with_capacity(ptx.len() + 128);
+    // Whether the lines before are the start of an entry point's body.
+    let (mut in_entry, mut in_start) = (false, false);
+    for line in ptx.lines() {
+        if in_start && !line.starts_with('.') {
+            text.push_str(WAIT);
+            (in_entry, in_start) = (false, false);
+        }
+        in_entry |= line.starts_with(ENTRY);
+        in_start |= in_entry && line == "{";
+        match head(line) {
+            Some(head) => writeln!(text, "{head}"),
+            None => writeln!(text, "{line}"),
+        }
+        .expect("a string takes all");
+    }
+    text
+}
+
+/// A line of the module's head, if it names a version or a target that lacks the instruction.
+fn head(line: &str) -> Option<String> {
+    if let Some(version) = line.strip_prefix(".version ") {
+        let (major, minor) = version.split_once('.')?;
+        let old = (major.parse().ok()?, minor.parse().ok()?) < VERSION;
+        return old.then(|| format!(".version {}.{}", VERSION.0, VERSION.1));
+    }
+    let target = line.strip_prefix(".target sm_")?;
+    let old = target.parse::<u32>().ok()? < TARGET;
+    old.then(|| format!(".target sm_{TARGET}"))
+}
