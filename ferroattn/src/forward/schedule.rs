@@ -16,9 +16,15 @@ use kernels::catalog::select::Request;
 /// Splits that the heuristic goes up to.
 const MAX_SPLITS: u32 = 128;
 
-/// The cost of a split beside its keys, in steps of a block of keys: a prologue, a partial result, and its
-/// part of the combination. A split has at least as many steps of its own.
+/// The cost of a split beside its keys, in steps of a block of keys: a prologue, a partial result, and the launch that combines.
+/// A split of many rows has at least as many steps of its own.
 const SPLIT_STEPS: u32 = 8;
+
+/// Steps that a split of few rows has at least.
+const LEAST_STEPS: u32 = 2;
+
+/// Splits that take as long as a step to combine.
+const STEP_SPLITS: u32 = 8;
 
 /// How much of the best time is good enough if it takes fewer splits.
 const NEAR_BEST: f64 = 0.99;
@@ -120,7 +126,10 @@ impl Schedule {
             Division::Best if !facts.has_pools => key_blocks,
             // Partial results of many rows cost more than a last wave that is not full.
             Division::Best if tiles >= slots && !kernel.is_grouped => key_blocks,
-            Division::Best => key_blocks.div_ceil(splits(tiles, key_blocks, slots)),
+            Division::Best => {
+                let least = if kernel.is_grouped { LEAST_STEPS } else { SPLIT_STEPS };
+                key_blocks.div_ceil(splits(tiles, [key_blocks, least], slots))
+            }
         };
         let splits = key_blocks.div_ceil(split_blocks);
         Ok(Schedule {
@@ -168,21 +177,24 @@ impl Schedule {
     }
 }
 
-/// Into how many splits the keys of each of `blocks` blocks are best divided, on a GPU that holds `slots`
+/// Into how many splits of `least` steps or more the keys of each of `blocks` blocks are best divided, on a GPU that holds `slots`
 /// blocks.
 ///
 /// Blocks run in waves, as many at a time as the GPU holds. A wave takes as long as its longest split and what a
-/// split costs. The time of `n` splits is
+/// split costs, and each split is combined. The time of `n` splits, in steps, is
 ///
-/// `ceil(blocks * n / slots) * (ceil(key_blocks / n) + 8)`.
+/// `ceil(blocks * n / slots) * (ceil(key_blocks / n) + 8) + n / 8`.
 ///
 /// The smallest `n` whose time is near the least will do. There are at most 128.
-fn splits(blocks: u32, key_blocks: u32, slots: u32) -> u32 {
-    let most = (key_blocks / SPLIT_STEPS).clamp(1, MAX_SPLITS);
+fn splits(blocks: u32, [key_blocks, least]: [u32; 2], slots: u32) -> u32 {
+    let most = (key_blocks / least).clamp(1, MAX_SPLITS);
     let time = |n: u32| {
         let waves = (u64::from(blocks) * u64::from(n)).div_ceil(u64::from(slots));
-        let cost = if n > 1 { SPLIT_STEPS } else { 0 };
-        waves * u64::from(key_blocks.div_ceil(n) + cost)
+        let steps = waves * u64::from(key_blocks.div_ceil(n));
+        match n {
+            1 => steps * u64::from(STEP_SPLITS),
+            _ => (steps + waves * u64::from(SPLIT_STEPS)) * u64::from(STEP_SPLITS) + u64::from(n),
+        }
     };
     let least = (1..=most).map(time).min().unwrap_or(0);
     let is_near = |&n: &u32| time(n) as f64 * NEAR_BEST <= least as f64;
@@ -216,7 +228,9 @@ fn waves(kernel: &MainKernel, problem: &Problem, facts: &Facts) -> [u32; 2] {
 
 #[cfg(test)]
 mod tests {
-    use super::{Division, MAX_SPLITS, NEAR_BEST, SPLIT_STEPS, Schedule, splits, waves};
+    use super::{
+        Division, LEAST_STEPS, MAX_SPLITS, NEAR_BEST, SPLIT_STEPS, Schedule, splits, waves,
+    };
     use crate::device::Class;
     use crate::device::Facts;
     use crate::error::Error;
@@ -277,10 +291,11 @@ mod tests {
         #[test]
         fn splits_are_bounded_and_long_enough(
             mps in 1u32..200, resident in 1u32..5, blocks in 1u32..1000, key_blocks in 1u32..100_000,
+            least in 1u32..10,
         ) {
-            let n = splits(blocks, key_blocks, mps * resident);
+            let n = splits(blocks, [key_blocks, least], mps * resident);
             prop_assert!((1..=MAX_SPLITS).contains(&n));
-            prop_assert!(n == 1 || key_blocks / n >= SPLIT_STEPS);
+            prop_assert!(n == 1 || key_blocks / n >= least);
         }
 
         /// Where a split is long beside what it costs, hardly another number would use the GPU better.
@@ -290,7 +305,7 @@ mod tests {
         ) {
             let slots = mps * resident;
             let of = |n| usage(n, blocks, key_blocks, slots);
-            let n = splits(blocks, key_blocks, slots);
+            let n = splits(blocks, [key_blocks, LEAST_STEPS], slots);
             // With so many, a split costs a tenth of its keys.
             let cheap = (key_blocks / (10 * SPLIT_STEPS)).clamp(1, MAX_SPLITS);
             let best = (1..=cheap).map(of).fold(0.0, f64::max);
@@ -351,9 +366,13 @@ mod tests {
         let packed = "hopper_packed_f16_d128";
         assert_eq!(automatic(packed, [1, 64, 16], [8, 131_072], 128), 16);
         assert_eq!(automatic(packed, [64, 64, 16], [8, 4096], 128), 1);
-        // 16 key blocks take as long as two splits of 8, 32 longer than four.
-        assert_eq!(automatic("decode_f16_d128", [1, 1, 1], [1, 512], 128), 1);
-        assert_eq!(automatic("decode_f16_d128", [1, 1, 1], [1, 1024], 128), 4);
+        // A split of few rows may have two steps: 8 key blocks alone take as long as splits cost.
+        assert_eq!(automatic("decode_f16_d128", [1, 1, 1], [1, 256], 128), 1);
+        assert_eq!(automatic("decode_f16_d128", [1, 1, 1], [1, 512], 128), 8);
+        assert_eq!(automatic("decode_f16_d128", [1, 1, 1], [1, 1024], 128), 16);
+        // 16 key blocks of many rows take as long as two splits of 8.
+        let whole = "forward_f16_d64";
+        assert_eq!(automatic(whole, [1, 1, 128], [1, 1024], 64), 1);
     }
 
     #[test]
@@ -437,7 +456,7 @@ mod tests {
             (Class::Sm86, "decode_f16_d128_64x16x4", 20),
             (Class::Sm80, "decode_f16_d128", 27),
             (Class::Sm90, "decode_f16_d128", 49),
-            (Class::Sm100, "decode_f16_d128", 55),
+            (Class::Sm100, "decode_f16_d128", 54),
         ] {
             let facts = Facts::emulated(class);
             assert_eq!(facts.class(), class);

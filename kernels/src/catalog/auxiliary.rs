@@ -193,13 +193,13 @@ impl Spec for Auxiliary {
             _ if self.rounds_rows() => Launch::new(Self::ROW_WARPS, 2, 4 * Self::ROW_WARPS),
             // Four words of 8 columns a thread.
             Auxiliary::Moments(_) => {
-                Launch::new(Self::ROUND_WARPS, 4, 4 * 8 * 4 * 32 * Self::ROUND_WARPS)
+                Launch::new(Self::ROUND_WARPS, 2, 4 * 8 * 4 * 32 * Self::ROUND_WARPS)
             }
-            // Mean and scale of 256 columns, a tile of 128 keys with a word more for each, and a word a warp.
+            // Mean and scale of 256 columns, a tile of 128 keys, and a word a warp.
             _ if self.rounds_values() => Launch::new(
                 Self::ROUND_WARPS,
                 3,
-                256 * (8 + 4 * 33) + 4 * Self::ROUND_WARPS,
+                256 * (8 + 4 * 32) + 4 * Self::ROUND_WARPS,
             ),
             Auxiliary::Blocks => Launch::new(Self::BLOCKS_WARPS, 1, 4 * Self::BLOCKS_WARPS),
             Auxiliary::BulkCopy => Launch::new(2, 1, Self::BULK_STAGES * (BULK_BYTES + 16)),

@@ -50,6 +50,9 @@ arithmetic! {
     /// The larger ones; of a number and a NaN the number.
     max(a: u32 in reg32, b: u32 in reg32) -> u32 = "max.f16x2 {}, {}, {}; /* f16 */";
 
+    /// The smaller ones; of a number and a NaN the number.
+    min(a: u32 in reg32, b: u32 in reg32) -> u32 = "min.f16x2 {}, {}, {}; /* f16 */";
+
     /// The larger ones; a NaN stays.
     max_or_nan(a: u32 in reg32, b: u32 in reg32) -> u32 = "max.NaN.f16x2 {}, {}, {}; /* f16 */";
 

@@ -33,4 +33,16 @@ arithmetic! {
 
     /// `a * b + c` of pairs of bfloat16.
     fma_bf16x2(a: u32 in reg32, b: u32 in reg32, c: u32 in reg32) -> u32 = "fma.rn.bf16x2 {}, {}, {}, {};";
+
+    /// The larger ones of pairs of f16; of a number and a NaN the number.
+    max_f16x2(a: u32 in reg32, b: u32 in reg32) -> u32 = "max.f16x2 {}, {}, {};";
+
+    /// The larger ones of pairs of bfloat16; of a number and a NaN the number.
+    max_bf16x2(a: u32 in reg32, b: u32 in reg32) -> u32 = "max.bf16x2 {}, {}, {};";
+
+    /// The smaller ones of pairs of f16; of a number and a NaN the number.
+    min_f16x2(a: u32 in reg32, b: u32 in reg32) -> u32 = "min.f16x2 {}, {}, {};";
+
+    /// The smaller ones of pairs of bfloat16; of a number and a NaN the number.
+    min_bf16x2(a: u32 in reg32, b: u32 in reg32) -> u32 = "min.bf16x2 {}, {}, {};";
 }

@@ -5,11 +5,13 @@
 use std::fmt;
 
 /// Texts of f16 kernels and what bf16 has in their place: instructions of `kernels/src/ptx`.
-pub const INSTRUCTIONS: [(&str, &str); 8] = [
+pub const INSTRUCTIONS: [(&str, &str); 10] = [
     // Products by mma.sync and wgmma.
     (".f32.f16.f16", ".f32.bf16.bf16"),
     ("cvt.rn.f16x2.f32", "cvt.rn.bf16x2.f32"),
     ("fma.rn.f16x2", "fma.rn.bf16x2"),
+    ("max.f16x2", "max.bf16x2"),
+    ("min.f16x2", "min.bf16x2"),
     // ptx/convert.rs.
     (
         "mov.b32 exponents, 0x7c007c00",

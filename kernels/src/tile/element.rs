@@ -36,6 +36,12 @@ pub trait Element {
     /// `sum + 0 * pair`: a pair of zeros turns into NaN, to stay so, at an element that is infinite or NaN.
     fn add_zero_times(sum: u32, pair: u32) -> u32;
 
+    /// The larger elements of two pairs; of a number and a NaN the number.
+    fn larger(a: u32, b: u32) -> u32;
+
+    /// The smaller elements of two pairs; of a number and a NaN the number.
+    fn smaller(a: u32, b: u32) -> u32;
+
     /// `a * b + d`, 16x8.
     ///
     /// # Safety
@@ -45,7 +51,7 @@ pub trait Element {
 
 /// Defines element types by their functions in [`ptx`](crate::ptx).
 macro_rules! elements {
-    ($($(#[$doc:meta])* $name:ident: $type:ident, $pack:ident, $fma:ident, bf16 = $is_bf16:literal;)*) => {$(
+    ($($(#[$doc:meta])* $name:ident: $type:ident, $pack:ident, $fma:ident, $max:ident, $min:ident, bf16 = $is_bf16:literal;)*) => {$(
         $(#[$doc])*
         #[derive(Clone, Copy)]
         pub struct $name;
@@ -89,6 +95,16 @@ macro_rules! elements {
             }
 
             #[inline(always)]
+            fn larger(a: u32, b: u32) -> u32 {
+                math::$max(a, b)
+            }
+
+            #[inline(always)]
+            fn smaller(a: u32, b: u32) -> u32 {
+                math::$min(a, b)
+            }
+
+            #[inline(always)]
             unsafe fn mma(d: [f32; 4], a: [u32; 4], b: [u32; 2]) -> [f32; 4] {
                 // SAFETY: convergence is the caller's promise.
                 unsafe { mma::$type(d, a, b) }
@@ -99,10 +115,10 @@ macro_rules! elements {
 
 elements! {
     /// IEEE binary16.
-    F16: f16, f16x2, fma_f16x2, bf16 = false;
+    F16: f16, f16x2, fma_f16x2, max_f16x2, min_f16x2, bf16 = false;
 
     /// bfloat16.
-    Bf16: bf16, bf16x2, fma_bf16x2, bf16 = true;
+    Bf16: bf16, bf16x2, fma_bf16x2, max_bf16x2, min_bf16x2, bf16 = true;
 }
 
 /// IEEE binary16 in kernels of any type.
@@ -144,6 +160,16 @@ impl Element for Half {
     #[inline(always)]
     fn add_zero_times(sum: u32, pair: u32) -> u32 {
         half::fma(pair, 0, sum)
+    }
+
+    #[inline(always)]
+    fn larger(a: u32, b: u32) -> u32 {
+        half::max(a, b)
+    }
+
+    #[inline(always)]
+    fn smaller(a: u32, b: u32) -> u32 {
+        half::min(a, b)
     }
 
     #[inline(always)]

@@ -241,10 +241,10 @@ fn round_values(mut values: ArrayViewMut2<f32>, mut means: ArrayViewMut1<f32>, s
     }
     for column in 0..values.ncols() {
         let (sum, least, most) = moments(values.view(), column);
-        let mean = Some(sum / seen as f32).filter(|mean| mean.is_finite());
+        let spread = |mean: f32| (most - mean).max(mean - least).max(0.0);
+        let mean = Some(sum / seen as f32).filter(|&mean| mean.is_finite() && spread(mean).is_finite());
         let mean = mean.unwrap_or(0.0);
-        let spread = (most - mean).max(mean - least).max(0.0);
-        let scale = scale_of(spread.min(f32::MAX), VALUES_LOG2);
+        let scale = scale_of(spread(mean), VALUES_LOG2);
         means[column] = mean;
         for x in values.slice_mut(s![.., column]) {
             *x = rounded(*x - mean, *x, scale) + mean;

@@ -58,11 +58,21 @@ pub unsafe fn combine<E: Element, const W: usize>(params: &ForwardParams) {
         let [max, sum] = global::load_f32x2(params.partial_softmax + 8 * index(split));
         Total { max, sum }
     };
-    // SAFETY: as above, if the lane's columns exist.
-    let load_o = |split: u32| unsafe {
-        let element = index(split) * u64::from(params.dim) + u64::from(column);
-        global::load_f32x4(params.partial_o + 4 * element)
+    // Partial results of splits from this one on; zeros behind the last.
+    let load_o = |first: u32| {
+        let mut parts = [[0.0; 4]; AHEAD];
+        for ahead in 0..AHEAD {
+            let split = first + ahead as u32;
+            if split < splits && exists {
+                let element = index(split) * u64::from(params.dim) + u64::from(column);
+                // SAFETY: the split and the lane's columns exist.
+                parts[ahead] = unsafe { global::load_f32x4(params.partial_o + 4 * element) };
+            }
+        }
+        parts
     };
+    // On their way while the weights are found.
+    let mut parts_of_o = load_o(0);
 
     let mut max = f32::NEG_INFINITY;
     let mut first = 0;
@@ -89,21 +99,17 @@ pub unsafe fn combine<E: Element, const W: usize>(params: &ForwardParams) {
         let count = (splits - first).min(32);
         let mut i = 0;
         while i < count {
-            let mut parts = [[0.0; 4]; AHEAD];
-            for ahead in 0..AHEAD {
-                let i = i + ahead as u32;
-                if i < count && exists {
-                    parts[ahead] = load_o(first + i);
-                }
-            }
             for ahead in 0..AHEAD {
                 // SAFETY: as above. Splits past the last weigh 0.
                 let weight = unsafe { shuffle::of_lane(weight, i + ahead as u32) };
                 for c in 0..4 {
-                    o[c] = math::fma(weight, parts[ahead][c], o[c]);
+                    o[c] = math::fma(weight, parts_of_o[ahead][c], o[c]);
                 }
             }
             i += AHEAD as u32;
+            if first + i < splits {
+                parts_of_o = load_o(first + i);
+            }
         }
         first += 32;
     }

@@ -5,7 +5,7 @@
 //!
 //! Rows of e4m3 keep their digits, but for numbers that are 2^12 times smaller than the largest. What multiplies them goes into q's scales.
 
-use super::source::{Source, is_seen};
+use super::source::{Source, is_seen, largest_of};
 use crate::abi::{FP8_BLOCK, RoundRowsParams, TensorRef};
 use crate::attention::workload::descales::descale;
 use crate::layout::element::{self, CHUNK};
@@ -51,13 +51,18 @@ unsafe fn round_block<E: Source, const W: u32, const TURNS: usize>(params: &Roun
         let mut largest = 0.0_f32;
         if params.shares != 0 {
             for i in 0..TURNS {
+                let (numbers, of_turn) = E::of_numbers(eight[i]);
+                eight[i] = numbers;
                 if hidden >> i & 1 == 0 {
-                    largest = largest.max(largest_of(E::widen(eight[i])));
+                    largest = largest.max(of_turn);
                 }
             }
             largest = block.share::<W>(largest);
         }
         for i in 0..TURNS {
+            if params.shares == 0 {
+                (eight[i], largest) = E::of_numbers(eight[i]);
+            }
             block.round(i as u32, E::widen(eight[i]), largest);
         }
     }
@@ -91,7 +96,12 @@ unsafe fn rotate_block<E: Source, const W: u32>(params: &RoundRowsParams) {
         }
         let mut turn = 0;
         while turn < turns {
-            block.round(turn, numbers(turn), largest);
+            let numbers = numbers(turn);
+            let of_turn = match params.shares {
+                0 => largest_of(numbers),
+                _ => largest,
+            };
+            block.round(turn, nan_for_infinity(numbers), of_turn);
             turn = opaque(turn + 1);
         }
     }
@@ -208,7 +218,7 @@ impl<'a> Block<'a> {
         }
     }
 
-    /// Rounds the numbers of a turn by the scale of what is `largest` in the block, or in the row.
+    /// Rounds the numbers of a turn, none of them infinite, by the scale of what is `largest` in the block or, of these, in the row.
     #[inline(always)]
     unsafe fn round(&self, turn: u32, numbers: [f32; 8], largest: f32) {
         let (params, row) = (self.params, self.row(turn));
@@ -217,7 +227,7 @@ impl<'a> Block<'a> {
         unsafe {
             let largest = match shares {
                 true => largest,
-                false => of_row(largest_of(numbers), self.lanes),
+                false => of_row(largest, self.lanes),
             };
             let scale = scale_of(largest, params.most_log2);
             let place = u64::from(self.head) * u64::from(params.row_count) + u64::from(row);
@@ -234,7 +244,8 @@ impl<'a> Block<'a> {
                 // A factor of NaN is one of the row.
                 let inverse = math::fma(self.factor, 0.0, inverse);
                 let place = place * u64::from(params.row_bytes) + u64::from(column);
-                global::store_u32x2(params.rounded + place, rounded(numbers, inverse));
+                let rounded = four_and_four(numbers.map(|x| x * inverse));
+                global::store_u32x2(params.rounded + place, rounded);
             }
         }
     }
@@ -294,27 +305,15 @@ unsafe fn exchanged<const STEP: u32>(mut numbers: [f32; 8], lane: u32) -> [f32; 
     numbers
 }
 
-/// Whether a number is finite.
+/// The numbers, with NaN for infinities, which rounding would make 448.
 #[inline(always)]
-pub fn is_finite(x: f32) -> bool {
-    x.abs() <= f32::MAX
+fn nan_for_infinity(numbers: [f32; 8]) -> [f32; 8] {
+    numbers.map(|x| math::fma(x - x, 1.0, x))
 }
 
-/// The largest magnitude of finite numbers.
+/// Eight numbers as e4m3.
 #[inline(always)]
-fn largest_of(numbers: [f32; 8]) -> f32 {
-    let mut largest = 0.0_f32;
-    for i in 0..8 {
-        let magnitude = numbers[i].abs();
-        largest = largest.max(if is_finite(magnitude) { magnitude } else { 0.0 });
-    }
-    largest
-}
-
-/// Eight numbers times a factor, as e4m3. What is not finite becomes NaN, which rounding would make 448.
-#[inline(always)]
-fn rounded(numbers: [f32; 8], factor: f32) -> [u32; 2] {
-    let [a, b, c, d, e, f, g, h] = numbers.map(|x| math::fma(x, factor, x - x));
+fn four_and_four([a, b, c, d, e, f, g, h]: [f32; 8]) -> [u32; 2] {
     [e4m3(a, b, c, d), e4m3(e, f, g, h)]
 }
 

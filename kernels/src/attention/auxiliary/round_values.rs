@@ -6,32 +6,32 @@
 //!
 //! Values of e4m3 stay as they are, and need no moments.
 
-use super::round_rows::is_finite;
-use super::source::{Source, is_seen};
+use super::source::{Source, is_finite, is_seen};
 use crate::abi::{FP8_BLOCK, RoundValuesParams};
 use crate::attention::workload::descales::descale;
 use crate::layout::element::CHUNK;
 use crate::layout::fp8::{VALUES_LOG2, inverse_of, row_lanes, scale_of};
 use crate::ptx::convert::e4m3;
-use crate::ptx::{barrier, global, math, shared, special, vote};
+use crate::ptx::{barrier, global, shared, special, vote};
+use crate::tile::Element;
 use crate::tile::registers::opaque;
 use core::hint::cold_path;
 
 /// Columns that a block has room for.
 const COLUMNS: u32 = 256;
 
-/// Words of a column of a tile, of which one keeps columns in banks of their own.
-const TILE_WORDS: u32 = FP8_BLOCK / 4 + 1;
+/// Words of a column of a tile.
+const TILE_WORDS: u32 = FP8_BLOCK / 4;
 
 /// Loads of a thread that are on their way at once.
-const AT_ONCE: usize = 4;
+const AT_ONCE: usize = 8;
 
 /// Finds the moments of the block's part of the keys, with `W` warps.
 ///
 /// # Safety
 /// Launched as [`RoundValuesParams`] and the kernel's row of the [catalog](crate::catalog) say, with readable values and writable moments.
 #[inline(always)]
-pub unsafe fn moments<E: Source, const W: u32>(params: &RoundValuesParams) {
+pub unsafe fn moments<E: Element, const W: u32>(params: &RoundValuesParams) {
     let (head, part) = (
         special::block() / params.parts,
         special::block() % params.parts,
@@ -40,58 +40,29 @@ pub unsafe fn moments<E: Source, const W: u32>(params: &RoundValuesParams) {
     let thread = unsafe { special::thread(32 * W) };
     let lanes = row_lanes(params.dim);
     let (lane, rows) = (thread % lanes, 32 * W / lanes);
-    let mut found = [Moments::NONE; 8];
     let column = CHUNK * lane;
-    let load = |key| {
+    let keys = Keys {
+        first: part * params.part_keys + thread / lanes,
+        end: params.keys.min((part + 1) * params.part_keys),
+        step: rows,
+    };
+    let mut found = [Moments::NONE; 8];
+    if keys.first < keys.end && column < params.dim {
         // SAFETY: elements of the values.
         unsafe {
-            E::load(
-                &params.values,
-                params.heads,
-                [head, key],
-                column,
-                params.row_dim,
-            )
-        }
-    };
-    let mut take = |eight| {
-        let numbers = E::widen(eight);
-        for column in 0..8 {
-            found[column].take(numbers[column]);
-        }
-    };
-    let end = params.keys.min((part + 1) * params.part_keys);
-    let mut first = part * params.part_keys + thread / lanes;
-    let mut count = 0;
-    if first < end && column < params.dim {
-        if params.ranges == 0 {
-            count = (end - first).div_ceil(rows);
-        } else {
-            // One key at a time: more would not leave the registers.
-            cold_path();
-            while first < end {
-                // SAFETY: the key exists.
-                if unsafe { is_seen(params.ranges, params.heads, [head, first], params.keys) } {
-                    take(load(first));
-                    count += 1;
-                }
-                first = opaque(first + rows);
+            let load = |key| {
+                let place = [head, key];
+                <E as Source>::load(&params.values, params.heads, place, column, params.row_dim)
+            };
+            let is_seen = |key| is_seen(params.ranges, params.heads, [head, key], params.keys);
+            found = match params.ranges {
+                0 => keys.moments::<E>(load),
+                _ => None,
             }
-        }
-        while first < end {
-            let mut eight = [E::ZEROS; AT_ONCE];
-            for i in 0..AT_ONCE {
-                let key = first + rows * i as u32;
-                if key < end {
-                    eight[i] = load(key);
-                }
-            }
-            for i in 0..AT_ONCE {
-                if first + rows * (i as u32) < end {
-                    take(eight[i]);
-                }
-            }
-            first += rows * AT_ONCE as u32;
+            .unwrap_or_else(|| {
+                cold_path();
+                keys.moments_of_finite::<E>(load, is_seen)
+            });
         }
     }
     // Of each moment a row for each group of lanes, and a word for each column.
@@ -102,7 +73,6 @@ pub unsafe fn moments<E: Source, const W: u32>(params: &RoundValuesParams) {
     unsafe {
         for i in 0..8 {
             let column = CHUNK * lane + i as u32;
-            found[i].count = count;
             let words = found[i].words();
             for moment in 0..4 {
                 let to = place(moment as u32, thread / lanes, column);
@@ -123,6 +93,80 @@ pub unsafe fn moments<E: Source, const W: u32>(params: &RoundValuesParams) {
                 global::store_u32(to, words[moment]);
             }
         }
+    }
+}
+
+/// The keys of a thread: every `step`th one from `first` on.
+#[derive(Clone, Copy)]
+struct Keys {
+    first: u32,
+    end: u32,
+    step: u32,
+}
+
+impl Keys {
+    /// The moments of eight columns; `None` if a sum is not finite, so that a number may not be. All keys are seen.
+    #[inline(always)]
+    fn moments<E: Element>(self, load: impl Fn(u32) -> [u32; 4]) -> Option<[Moments; 8]> {
+        let mut sums = [0.0; 8];
+        let [mut least, mut most] = [load(self.first); 2];
+        let mut first = self.first;
+        while first < self.end {
+            let mut pairs = [[0; 4]; AT_ONCE];
+            for i in 0..AT_ONCE {
+                let key = first + self.step * i as u32;
+                if key < self.end {
+                    pairs[i] = load(key);
+                }
+            }
+            for i in 0..AT_ONCE {
+                if first + self.step * (i as u32) < self.end {
+                    let numbers = <E as Source>::widen(pairs[i]);
+                    for column in 0..8 {
+                        sums[column] += numbers[column];
+                    }
+                    for pair in 0..4 {
+                        least[pair] = E::smaller(least[pair], pairs[i][pair]);
+                        most[pair] = E::larger(most[pair], pairs[i][pair]);
+                    }
+                }
+            }
+            first += self.step * AT_ONCE as u32;
+        }
+        let [least, most] = [least, most].map(<E as Source>::widen);
+        let mut found = [Moments::NONE; 8];
+        let mut are_finite = true;
+        for column in 0..8 {
+            are_finite &= is_finite(sums[column]);
+            found[column] = Moments {
+                sum: sums[column],
+                least: least[column],
+                most: most[column],
+                count: (self.end - self.first).div_ceil(self.step),
+            };
+        }
+        are_finite.then_some(found)
+    }
+
+    /// The moments of the finite numbers of keys that queries see. It takes one key at a time: more would not leave the registers.
+    #[inline(always)]
+    fn moments_of_finite<E: Element>(
+        self,
+        load: impl Fn(u32) -> [u32; 4],
+        is_seen: impl Fn(u32) -> bool,
+    ) -> [Moments; 8] {
+        let mut found = [Moments::NONE; 8];
+        let mut key = self.first;
+        while key < self.end {
+            if is_seen(key) {
+                let numbers = <E as Source>::widen(load(key));
+                for column in 0..8 {
+                    found[column].take(numbers[column]);
+                }
+            }
+            key = opaque(key + self.step);
+        }
+        found
     }
 }
 
@@ -148,32 +192,28 @@ pub unsafe fn round_values<E: Source, const W: u32>(params: &RoundValuesParams) 
         let mut four = source.load::<E>(params, thread);
         write_columns::<E, W>(params, head, tile, thread);
         let mut unit = thread;
-        let mut nan = 0;
+        let mut wrong = 0;
         while unit < source.count() {
             let next = source.load::<E>(params, unit + 32 * W);
             let (first, word) = source.place(unit);
-            let numbers = four.map(E::widen);
-            for i in 0..8 {
-                let column = first + i as u32;
-                if column < params.dim {
+            if first < params.dim {
+                let numbers = four.map(E::widen);
+                for i in 0..8 {
+                    let column = first + i as u32;
                     let [mean, inverse] = match E::IS_E4M3 {
                         true => [0.0, 1.0],
                         false => shared::load_f32x2(of_column(column)),
                     };
-                    // What is not finite becomes NaN, which rounding would make 448.
-                    let of = |numbers: [f32; 8]| {
-                        math::fma(numbers[i] - mean, inverse, numbers[i] - numbers[i])
-                    };
-                    let [a, b, c, d] = numbers;
-                    let rounded = e4m3(of(a), of(b), of(c), of(d));
-                    nan |= nan_of(rounded);
-                    shared::store_u32(word_at(column, word), rounded);
+                    let [a, b, c, d] = numbers.map(|numbers| (numbers[i] - mean) * inverse);
+                    let rounded = e4m3(a, b, c, d);
+                    wrong |= wrong_of::<E>(rounded);
+                    shared::store_u32(word_at(source.lanes, column, word), rounded);
                 }
             }
             four = next;
             unit += 32 * W;
         }
-        let is_wrong = barrier::block_any(nan != 0);
+        let is_wrong = barrier::block_any(wrong != 0);
         if thread == 0 {
             let to = params.wrong_blocks + 4 * u64::from(special::block());
             global::store_u32(to, is_wrong.into());
@@ -182,12 +222,12 @@ pub unsafe fn round_values<E: Source, const W: u32>(params: &RoundValuesParams) 
         let (lane, mut column) = (thread % 32, thread / 32);
         let key = tile * FP8_BLOCK + 4 * lane;
         while column < params.dim {
-            let mut word = shared::load_u32(word_at(column, lane));
+            let mut word = shared::load_u32(word_at(source.lanes, column, lane));
             if is_wrong {
                 cold_path();
                 let block = u64::from(special::block()) * u64::from(params.dim);
-                note_wrong(params.wrong_values + 16 * (block + u64::from(column)), word);
-                word = without_nan(word);
+                note_wrong::<E>(params.wrong_values + 16 * (block + u64::from(column)), word);
+                word &= !(wrong_of::<E>(word) / 0x80 * 0xff);
             }
             if key < keys {
                 let row = u64::from(head) * u64::from(params.dim) + u64::from(column);
@@ -199,41 +239,41 @@ pub unsafe fn round_values<E: Source, const W: u32>(params: &RoundValuesParams) 
     }
 }
 
-/// Address of the mean and the inverse scale of a column.
+/// Address of the mean and the inverse scale of a column. Those of one place in eights are neighbours: a warp's lanes read them at once.
 #[inline(always)]
 fn of_column(column: u32) -> u32 {
-    shared::base() + 8 * column
+    shared::base() + 8 * (column % CHUNK * (COLUMNS / CHUNK) + column / CHUNK)
 }
 
-/// Address of four keys of a column of the tile.
+/// Address of four keys of a column of the tile, of rows of so many lanes. Columns of one place in eights begin in banks of their own, a
+/// word apart for each word of keys that a warp writes at once.
 #[inline(always)]
-fn word_at(column: u32, word: u32) -> u32 {
+fn word_at(lanes: u32, column: u32, word: u32) -> u32 {
+    let word = (word + column / CHUNK * (32 / lanes)) % TILE_WORDS;
     shared::base() + 8 * COLUMNS + 4 * (column * TILE_WORDS + word)
 }
 
-/// The upper bits of those of four numbers of e4m3 that are NaN.
+/// The upper bits of those of four numbers of e4m3 that were not finite: NaN, and the largest number, to which infinities are rounded and no
+/// value with a scale comes. Values that were e4m3 before may be the largest.
 #[inline(always)]
-fn nan_of(word: u32) -> u32 {
-    ((word & 0x7f7f_7f7f) + 0x0101_0101) & 0x8080_8080
+fn wrong_of<E: Source>(word: u32) -> u32 {
+    const NAN: u32 = 0x7f7f_7f7f;
+    const MOST: u32 = 0x7e7e_7e7e;
+    let least = if E::IS_E4M3 { NAN } else { MOST };
+    ((word & NAN) + (0x8080_8080 - least)) & 0x8080_8080
 }
 
-/// Four numbers of e4m3, with zeros for NaN.
-#[inline(always)]
-fn without_nan(word: u32) -> u32 {
-    word & !(nan_of(word) / 0x80 * 0xff)
-}
-
-/// Notes which numbers of a column are NaN, of which each lane has four: see [`wrong_bits`](crate::layout::fp8::wrong_bits).
+/// Notes which numbers of a column were not finite, of which each lane has four: see [`wrong_bits`](crate::layout::fp8::wrong_bits).
 ///
 /// # Safety
 /// Every lane of the warp makes the same call; the 16 bytes at `to` are writable by it alone.
 #[inline(always)]
-unsafe fn note_wrong(to: u64, word: u32) {
-    let nan = nan_of(word);
+unsafe fn note_wrong<E: Source>(to: u64, word: u32) {
+    let wrong = wrong_of::<E>(word);
     let mut bits = [0; 4];
     for byte in 0..4 {
         // SAFETY: the caller's promise.
-        bits[byte] = unsafe { vote::ballot(nan & 0x80 << (8 * byte) != 0) };
+        bits[byte] = unsafe { vote::ballot(wrong & 0x80 << (8 * byte) != 0) };
     }
     if special::lane() == 0 {
         // SAFETY: as above.
@@ -345,9 +385,10 @@ impl Moments {
         count: 0,
     };
 
-    /// Takes in a number.
+    /// Takes in a number of a key that a query sees.
     #[inline(always)]
     fn take(&mut self, x: f32) {
+        self.count += 1;
         if is_finite(x) {
             self.sum += x;
             self.least = self.least.min(x);
@@ -386,7 +427,7 @@ impl Moments {
 
 /// What a column has.
 struct Column {
-    /// 0 if f32 does not hold it.
+    /// 0 if f32 does not hold it, or the distance of a number from it.
     mean: f32,
     scale: f32,
 }
@@ -415,12 +456,13 @@ impl Column {
             }
             part += 4;
         }
+        let spread = |mean: f32| (found.most - mean).max(mean - found.least).max(0.0);
         let mean = found.sum / found.count as f32;
-        let mean = if is_finite(mean) { mean } else { 0.0 };
-        let spread = (found.most - mean).max(mean - found.least).max(0.0);
+        let is_held = is_finite(mean) && is_finite(spread(mean));
+        let mean = if is_held { mean } else { 0.0 };
         Column {
             mean,
-            scale: scale_of(spread.min(f32::MAX), VALUES_LOG2),
+            scale: scale_of(spread(mean), VALUES_LOG2),
         }
     }
 }

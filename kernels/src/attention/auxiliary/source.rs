@@ -5,6 +5,7 @@ use crate::abi::{QueryRange, TensorRef};
 use crate::layout::element::CHUNK;
 use crate::ptx::{convert, global, half};
 use crate::tile::Element;
+use core::hint::cold_path;
 
 /// A type of elements that are rounded, eight neighbours at a time.
 pub trait Source {
@@ -31,6 +32,26 @@ pub trait Source {
 
     /// The elements as f32.
     fn widen(eight: Self::Eight) -> [f32; 8];
+
+    /// The elements, with NaN for infinities, and the largest magnitude of numbers.
+    fn of_numbers(eight: Self::Eight) -> (Self::Eight, f32);
+}
+
+/// Whether a number is finite.
+#[inline(always)]
+pub fn is_finite(x: f32) -> bool {
+    x.abs() <= f32::MAX
+}
+
+/// The largest magnitude of finite numbers.
+#[inline(always)]
+pub fn largest_of(numbers: [f32; 8]) -> f32 {
+    let mut largest = 0.0_f32;
+    for i in 0..8 {
+        let magnitude = numbers[i].abs();
+        largest = largest.max(if is_finite(magnitude) { magnitude } else { 0.0 });
+    }
+    largest
 }
 
 /// Whether a query sees a row of k or v, by the [ranges](crate::abi::RoundRowsParams::ranges) of queries; without them rows count as seen. An
@@ -78,6 +99,32 @@ impl<E: Element> Source for E {
         }
         numbers
     }
+
+    /// Magnitudes of pairs: a third of the instructions that numbers take.
+    #[inline(always)]
+    fn of_numbers(mut pairs: [u32; 4]) -> ([u32; 4], f32) {
+        let mut largest = largest_of_pairs::<E>(pairs);
+        if largest == f32::INFINITY {
+            cold_path();
+            let infinity = E::exponents() & 0xffff;
+            pairs = pairs.map(|pair| {
+                let of_half = |half: u32| u32::from(half & 0x7fff == infinity);
+                pair | of_half(pair & 0xffff) | of_half(pair >> 16) << 16
+            });
+            largest = largest_of_pairs::<E>(pairs);
+        }
+        (pairs, largest)
+    }
+}
+
+/// The largest magnitude of elements, without NaN.
+#[inline(always)]
+fn largest_of_pairs<E: Element>(pairs: [u32; 4]) -> f32 {
+    let [a, b, c, d] = pairs.map(|pair| pair & 0x7fff_7fff);
+    let pair = E::larger(E::larger(a, b), E::larger(c, d));
+    let [low, high] = [pair as u16, (pair >> 16) as u16].map(<E as Element>::widen);
+    // 0 if all are NaN.
+    0.0_f32.max(low).max(high)
 }
 
 /// Numbers of e4m3, in rows of any length, anywhere.
@@ -123,5 +170,11 @@ impl Source for E4m3 {
             [numbers[2 * i], numbers[2 * i + 1]] = half::widen(pair);
         }
         numbers
+    }
+
+    /// There is no infinity.
+    #[inline(always)]
+    fn of_numbers(words: [u32; 2]) -> ([u32; 2], f32) {
+        (words, largest_of(Self::widen(words)))
     }
 }
