@@ -2,16 +2,10 @@
 
 use super::failure::Failure;
 use super::shim::{current_stream, shim};
+use crate::gpus;
 use ferroattn::Device;
 use std::ffi::c_void;
 use std::ptr::null_mut;
-use std::sync::OnceLock;
-
-/// CUDA devices that a program may have; PyTorch has fewer.
-const MOST: usize = 64;
-
-/// Devices that are open, by their index: a failure to open is not kept.
-static OPEN: [OnceLock<Device>; MOST] = [const { OnceLock::new() }; MOST];
 
 /// A device of PyTorch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,17 +45,6 @@ impl Place {
         if unsafe { stream_of(self.index, &mut stream) } != 0 {
             return Err(Failure::other("PyTorch tells no stream"));
         }
-        Ok((cuda_device(self.index)?, stream))
+        Ok((gpus::open(self.index as usize)?, stream))
     }
-}
-
-fn cuda_device(index: i32) -> Result<Device, Failure> {
-    let index = index as usize;
-    let slot = OPEN.get(index);
-    let slot = slot.ok_or_else(|| Failure::value(format!("device {index} is beyond the last")))?;
-    if let Some(device) = slot.get() {
-        return Ok(device.clone());
-    }
-    let device = Device::cuda(index)?;
-    Ok(slot.get_or_init(|| device).clone())
 }

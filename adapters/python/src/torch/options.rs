@@ -6,38 +6,11 @@ use super::forward::RawInputs;
 use super::prefix::Prefix;
 use super::tensor::{Tensor, Type};
 use super::value::Arguments;
+pub use crate::form::Form;
+use crate::form::repeated;
 use ferroattn::{Attention, Dtype, Fp8, RawBias, RawMask, RawOptions, RawTensor, Sequences};
 
-/// How the axes of q, k, v and o are ordered.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Form {
-    /// `[batch, heads, seqlen, dim]`, as PyTorch's own function has them.
-    HeadsFirst,
-    /// `[batch, seqlen, heads, dim]`, as FlashAttention has them.
-    RowsFirst,
-    /// `[total, heads, dim]` of packed sequences.
-    Packed,
-}
-
 impl Form {
-    /// Which axis is batch, heads, seqlen and dim.
-    pub fn axes(self) -> [Option<usize>; 4] {
-        match self {
-            Form::HeadsFirst => [Some(0), Some(1), Some(2), Some(3)],
-            Form::RowsFirst => [Some(0), Some(2), Some(1), Some(3)],
-            Form::Packed => [None, Some(1), Some(0), Some(2)],
-        }
-    }
-
-    /// The order of axes, if q has so many.
-    pub fn of(rank: usize, heads_first: bool) -> Self {
-        match (rank, heads_first) {
-            (3, _) => Form::Packed,
-            (_, true) => Form::HeadsFirst,
-            (_, false) => Form::RowsFirst,
-        }
-    }
-
     /// Checks the axes of q, k, v or o.
     pub fn expect(self, name: &str, tensor: &Tensor) -> Result<(), Failure> {
         match self {
@@ -271,7 +244,7 @@ impl Options {
         let float = Type::Number(Dtype::F32);
         let place = inputs.place;
         let [batch, heads, queries, _] = inputs.q.shape;
-        let pairs = [batch, heads, queries, inputs.k.shape[2]];
+        let pairs = [batch, heads, queries];
         let mut options = RawOptions::default();
         if let Some(bias) = &self.bias {
             let dtype = bias.number("bias")?;
@@ -332,15 +305,10 @@ impl Options {
 }
 
 /// A tensor with an element for each pair, or one for all along axes of extent 1.
-fn of_pairs(name: &str, tensor: &Tensor, pairs: [usize; 4]) -> Result<RawTensor, Failure> {
+fn of_pairs(name: &str, tensor: &Tensor, pairs: [usize; 3]) -> Result<RawTensor, Failure> {
     tensor.expect_rank(name, 4, "[batch or 1, heads or 1, seqlen_q or 1, seqlen_k]")?;
-    let mut raw = tensor.raw([Some(0), Some(1), Some(2), Some(3)]);
-    for (axis, &extent) in pairs.iter().enumerate().take(3) {
-        if raw.shape[axis] == 1 && extent != 1 {
-            (raw.shape[axis], raw.strides[axis]) = (extent, 0);
-        }
-    }
-    Ok(raw)
+    let raw = tensor.raw([Some(0), Some(1), Some(2), Some(3)]);
+    Ok(repeated(raw, pairs))
 }
 
 /// How inputs are rounded to e4m3.
