@@ -10,7 +10,7 @@ import pytest
 
 np = pytest.importorskip("numpy")
 
-from ferroattn import numpy as ferroattn_numpy  # noqa: E402
+from ferroattn._call import in_rows  # noqa: E402
 from ferroattn.numpy import attention, attention_backward, csr_pages  # noqa: E402
 
 # Errors that rounding alone explains, of the largest element or of 1: of o, of lse and of gradients.
@@ -433,7 +433,7 @@ def test_repeated_elements() -> None:
 def test_rows_side_by_side_are_not_copied() -> None:
     array = np.zeros((2, 9, 4, 16), np.float32)
     for view in (array, array.swapaxes(1, 2), array[::-1, 1:7:2, ::3, 4:11], np.broadcast_to(array, (5, 2, 9, 4, 16))):
-        assert ferroattn_numpy._in_rows(view) is view
+        assert in_rows(view) is view
 
 
 @pytest.mark.parametrize(
