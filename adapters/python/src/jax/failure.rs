@@ -1,0 +1,50 @@
+//! Errors of handlers, and how they reach XLA.
+
+use super::abi::{Api, ErrorCreate, code, head};
+use ferroattn::{Error, ErrorKind};
+use std::ffi::{CString, c_void};
+
+/// Why a handler failed.
+#[derive(Debug)]
+pub struct Failure {
+    code: u32,
+    reason: String,
+}
+
+impl Failure {
+    /// A fault of this library, or of XLA.
+    pub fn internal(reason: impl Into<String>) -> Self {
+        Failure {
+            code: code::INTERNAL,
+            reason: reason.into(),
+        }
+    }
+
+    /// The error that XLA reports, which owns it.
+    pub fn into_error(self, api: &Api) -> *mut c_void {
+        let text = self.reason.replace(['\n', '\r', '\0'], " ");
+        let message = CString::new(text).expect("no zeros");
+        let mut args = ErrorCreate {
+            head: head::<ErrorCreate>(),
+            message: message.as_ptr(),
+            code: self.code,
+        };
+        // SAFETY: the arguments are valid during the call, which copies the text.
+        unsafe { (api.error_create)(&mut args) }
+    }
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        let code = match error.kind() {
+            ErrorKind::Argument => code::INVALID_ARGUMENT,
+            ErrorKind::Unsupported => code::UNIMPLEMENTED,
+            ErrorKind::Memory => code::RESOURCE_EXHAUSTED,
+            _ => code::INTERNAL,
+        };
+        Failure {
+            code,
+            reason: error.to_string(),
+        }
+    }
+}
