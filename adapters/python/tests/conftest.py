@@ -9,8 +9,8 @@ import pytest
 try:
     import torch
 except ModuleNotFoundError:
-    # Arrays of NumPy are tested without PyTorch.
-    collect_ignore_glob = ["test_[!mn]*.py"]
+    # Arrays of NumPy and JAX are tested without PyTorch.
+    collect_ignore_glob = ["test_[!jmn]*.py"]
     DEVICES = ["cpu"]
 else:
     DEVICES = ["cpu", *(f"cuda:{index}" for index in range(min(torch.cuda.device_count(), 2)))]
