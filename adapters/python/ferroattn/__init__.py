@@ -1,6 +1,7 @@
-"""Exact attention in one small package: GPU kernels in Rust for PyTorch, and the CPU for NumPy and JAX.
+"""Exact attention in one small package: GPU kernels in Rust for PyTorch and JAX, and the CPU for them and NumPy.
 
-Functions of PyTorch are imported when one is first used, so that the package needs no PyTorch:
+Functions of PyTorch are imported when one is first used, so that the package needs no PyTorch. `ferroattn.jax` and
+`ferroattn.numpy` are modules of their own:
 
     import ferroattn
     o = ferroattn.flash_attn_func(q, k, v, causal=True)  # tensors [batch, seqlen, heads, dim]

@@ -66,9 +66,9 @@ def attention(
 
     A query that sees no key gets `o = 0` and `lse = -inf`. Query heads share key heads if there are fewer of those.
 
-    Reverse differentiation gives gradients of q, k, v, bias and sinks, from those of o and lse. `jax.vmap` calls the kernels once
-    for each element of its axis. Arrays that lie on several devices need `jax.shard_map` around the call, with `check_vma=False`
-    for gradients; else each device computes all of it.
+    Reverse differentiation gives gradients of q, k, v, bias and sinks, from those of o and lse. `jax.vmap` calls the kernels
+    once for each element of its axis. Arrays that lie on several devices need `jax.shard_map` around the call, with
+    `check_vma=False` for gradients; else each device computes all of it.
 
     Args:
         q: Queries, `[batch, seqlen_q, heads, dim]`; of packed sequences `[total_q, heads, dim]`.

@@ -3,7 +3,8 @@
 //! XLA numbers arguments and results. The attributes `arguments` and `results` have their names, with a space between two.
 
 use super::abi::{
-    Buffer, Buffers, CallFrame, DeviceOrdinalGet, Scalar, StreamGet, Text, attribute, element, head,
+    Api, Buffer, Buffers, CallFrame, DeviceOrdinalGet, Scalar, StreamGet, Text, attribute, element,
+    head,
 };
 use super::failure::Failure;
 use ferroattn::{Dtype, RawTensor};
@@ -23,6 +24,12 @@ impl<'f> Frame<'f> {
     /// # Safety
     /// The frame is XLA's, of a call to execute.
     pub unsafe fn new(frame: &'f CallFrame) -> Result<Self, Failure> {
+        // SAFETY: XLA's functions are live as long as the program.
+        if unsafe { (*frame.api).head.struct_size } < size_of::<Api>() {
+            return Err(Failure::internal(
+                "XLA is too old; JAX must be 0.6.2 or later",
+            ));
+        }
         let mut found = Frame {
             frame,
             arguments: "",
