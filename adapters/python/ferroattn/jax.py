@@ -171,12 +171,14 @@ def _is_zero(cotangent: Any) -> bool:
 def _forward(numbers: _Numbers, arrays: Arrays) -> tuple[Any, Any]:
     """o and lse."""
     shape, dtype = (*arrays["q"].shape[:-1], *arrays["v"].shape[-1:]), arrays["q"].dtype
-    workspace = 0
-    for call in _calls(numbers, arrays):
-        rows = call.rows
+    calls = _calls(numbers, arrays)
+    rows = calls[0].rows
+
+    def args(call: Call) -> Forward:
         o, lse = _stand_in(shape, dtype), _stand_in(rows, np.float32)
-        args = call.args(Forward, o=call.tensor("o", o), lse=call.tensor_of_rows("lse", lse))
-        workspace = max(workspace, _workspace("ferroattn_plan_forward", args))
+        return call.args(Forward, o=call.tensor("o", o), lse=call.tensor_of_rows("lse", lse))
+
+    workspace = max(_workspace("ferroattn_plan_forward", args(call)) for call in calls)
     results = {"o": jax.ShapeDtypeStruct(shape, dtype), "lse": jax.ShapeDtypeStruct(rows, np.float32)}
     found = _run("ferroattn_forward", numbers, arrays, results, workspace)
     return found["o"], found["lse"]
@@ -192,20 +194,20 @@ def _backward(numbers: _Numbers, wanted: tuple[str, ...], arrays: Arrays, result
         arrays: What the forward call had.
         results: o and lse, and their gradients.
     """
-    workspace = 0
-    for call in _calls(numbers, arrays):
-        tensors = {name: _stand_in(array.shape, array.dtype) for name, array in results.items()}
-        of_rows = {name: call.tensor_of_rows(name, tensors.pop(name)) for name in ("lse", "d_lse") if name in tensors}
-        gradients = {f"d{name}": call.tensor(f"d{name}", _stand_in(arrays[name].shape, arrays[name].dtype)) for name in "qkv"}
-        inputs = {name: call.tensor(name, array) for name, array in tensors.items()}
-        args = call.args(Backward, lse=of_rows["lse"], **inputs, **gradients)
-        if "d_lse" in of_rows:
-            args.d_lse = ctypes.pointer(of_rows["d_lse"])
-        for name in wanted:
-            setattr(args, f"d_{name}", ctypes.pointer(call.keep(_stand_in(arrays[name].shape, np.float32))))
-        workspace = max(workspace, _workspace("ferroattn_plan_backward", args))
     outputs = {f"d{name}": jax.ShapeDtypeStruct(arrays[name].shape, arrays[name].dtype) for name in "qkv"}
     outputs |= {f"d_{name}": jax.ShapeDtypeStruct(arrays[name].shape, np.float32) for name in wanted}
+
+    def args(call: Call) -> Backward:
+        stands = {name: _stand_in(array.shape, array.dtype) for name, array in (results | outputs).items()}
+        tensors = {name: call.tensor(name, stands[name]) for name in ("o", "d_o", "dq", "dk", "dv")}
+        found = call.args(Backward, lse=call.tensor_of_rows("lse", stands["lse"]), **tensors)
+        if "d_lse" in results:
+            found.d_lse = ctypes.pointer(call.tensor_of_rows("d_lse", stands["d_lse"]))
+        for name in wanted:
+            setattr(found, f"d_{name}", ctypes.pointer(call.keep(stands[f"d_{name}"])))
+        return found
+
+    workspace = max(_workspace("ferroattn_plan_backward", args(call)) for call in _calls(numbers, arrays))
     found = _run("ferroattn_backward", numbers, arrays | results, outputs, workspace)
     gradients = {name: found[f"d{name}"] for name in "qkv"}
     return gradients | {name: found[f"d_{name}"].astype(arrays[name].dtype) for name in wanted}

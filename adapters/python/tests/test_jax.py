@@ -282,9 +282,8 @@ def test_gradients_that_are_not_there() -> None:
 @pytest.mark.skipif(len(DEVICES) == 1, reason="there is no GPU")
 def test_a_gpu_has_no_kernels_of_float32() -> None:
     q = put(DEVICES[1], zeros(1, 2, 1, 8))
-    with pytest.raises(RuntimeError, match="UNIMPLEMENTED: no kernel computes f32") as caught:
+    with pytest.raises(RuntimeError, match="UNIMPLEMENTED: no kernel computes f32"):
         jax.block_until_ready(attention(q, q, q))
-    assert "\n" not in str(caught.value)
 
 
 def test_the_workspace_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
