@@ -552,8 +552,7 @@ fn early(ptx: &CStr) -> CString {
 fn early_launch() -> sys::CUlaunchAttribute {
     // SAFETY: the attribute is plain data, and zeros are numbers of each of its fields.
     let mut attribute: sys::CUlaunchAttribute = unsafe { std::mem::zeroed() };
-    attribute.id =
-        sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+    attribute.id = sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
     attribute.value.programmaticStreamSerializationAllowed = 1;
     attribute
 }

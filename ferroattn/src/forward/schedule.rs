@@ -127,7 +127,11 @@ impl Schedule {
             // Partial results of many rows cost more than a last wave that is not full.
             Division::Best if tiles >= slots && !kernel.is_grouped => key_blocks,
             Division::Best => {
-                let least = if kernel.is_grouped { LEAST_STEPS } else { SPLIT_STEPS };
+                let least = if kernel.is_grouped {
+                    LEAST_STEPS
+                } else {
+                    SPLIT_STEPS
+                };
                 key_blocks.div_ceil(splits(tiles, [key_blocks, least], slots))
             }
         };

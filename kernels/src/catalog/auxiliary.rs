@@ -198,7 +198,7 @@ impl Spec for Auxiliary {
             // Mean and scale of 256 columns, a tile of 128 keys, and a word a warp.
             _ if self.rounds_values() => Launch::new(
                 Self::ROUND_WARPS,
-                3,
+                4,
                 256 * (8 + 4 * 32) + 4 * Self::ROUND_WARPS,
             ),
             Auxiliary::Blocks => Launch::new(Self::BLOCKS_WARPS, 1, 4 * Self::BLOCKS_WARPS),

@@ -242,7 +242,8 @@ fn round_values(mut values: ArrayViewMut2<f32>, mut means: ArrayViewMut1<f32>, s
     for column in 0..values.ncols() {
         let (sum, least, most) = moments(values.view(), column);
         let spread = |mean: f32| (most - mean).max(mean - least).max(0.0);
-        let mean = Some(sum / seen as f32).filter(|&mean| mean.is_finite() && spread(mean).is_finite());
+        let mean =
+            Some(sum / seen as f32).filter(|&mean| mean.is_finite() && spread(mean).is_finite());
         let mean = mean.unwrap_or(0.0);
         let scale = scale_of(spread(mean), VALUES_LOG2);
         means[column] = mean;

@@ -5,10 +5,10 @@
 //!
 //! Rows of e4m3 keep their digits, but for numbers that are 2^12 times smaller than the largest. What multiplies them goes into q's scales.
 
-use super::source::{Source, is_seen, largest_of};
-use crate::abi::{FP8_BLOCK, RoundRowsParams, TensorRef};
+use super::source::{Rows, Source, is_seen, largest_of};
+use crate::abi::{FP8_BLOCK, RoundRowsParams};
 use crate::attention::workload::descales::descale;
-use crate::layout::element::{self, CHUNK};
+use crate::layout::element::CHUNK;
 use crate::layout::fp8::{ROW_THREADS, inverse_of, rotation_signs, row_lanes, scale_of};
 use crate::ptx::convert::e4m3;
 use crate::ptx::{barrier, global, math, shared, shuffle, special};
@@ -42,7 +42,7 @@ pub unsafe fn round_rows<E: Source, const W: u32>(params: &RoundRowsParams) {
 unsafe fn round_block<E: Source, const W: u32, const TURNS: usize>(params: &RoundRowsParams) {
     // SAFETY: the caller's promise: all threads of the block make the same calls.
     unsafe {
-        let block = Block::new::<W>(params);
+        let block = Block::new::<E, W>(params);
         let hidden = block.hidden(TURNS as u32);
         let mut eight = [E::ZEROS; TURNS];
         for i in 0..TURNS {
@@ -77,7 +77,7 @@ unsafe fn round_block<E: Source, const W: u32, const TURNS: usize>(params: &Roun
 unsafe fn rotate_block<E: Source, const W: u32>(params: &RoundRowsParams) {
     // SAFETY: the caller's promise: all threads of the block make the same calls.
     unsafe {
-        let block = Block::new::<W>(params);
+        let block = Block::new::<E, W>(params);
         let turns = FP8_BLOCK / block.step;
         let hidden = block.hidden(turns);
         let numbers = |turn| rotated(E::widen(block.load::<E>(turn)), block.lane, block.lanes);
@@ -122,12 +122,14 @@ struct Block<'a> {
     step: u32,
     /// What q is multiplied by beyond its scale.
     factor: f32,
+    /// The rows from the thread's column on.
+    rows: Rows,
 }
 
 /// The functions share their condition: all threads of the block make the same calls.
 impl<'a> Block<'a> {
     #[inline(always)]
-    unsafe fn new<const W: u32>(params: &'a RoundRowsParams) -> Self {
+    unsafe fn new<E: Source, const W: u32>(params: &'a RoundRowsParams) -> Self {
         let tiles = params.row_count.div_ceil(FP8_BLOCK);
         let (head, tile) = (special::block() / tiles, special::block() % tiles);
         // SAFETY: the launch has this many threads a block.
@@ -138,21 +140,27 @@ impl<'a> Block<'a> {
             true => (CHUNK * lanes) as f32,
             false => 1.0,
         };
-        let of_kv_head = [head / params.heads, head % params.heads / params.group];
+        // SAFETY: the caller's promise.
+        let factor = match E::IS_E4M3 {
+            true => unsafe { width * descale_of(params, head) },
+            false => width,
+        };
+        let lane = thread % lanes;
         Block {
             params,
             thread,
             head,
             tile,
             tiles,
-            lane: thread % lanes,
+            lane,
             lanes,
             step: 32 * W / lanes,
-            // SAFETY: the caller's promise.
-            factor: unsafe {
-                let [q, k] = &params.descales;
-                width * (descale(q, of_kv_head) * descale(k, of_kv_head))
-            },
+            factor,
+            rows: Rows::new::<E>(
+                &params.rows,
+                [params.heads, head],
+                [CHUNK * lane, params.dim],
+            ),
         }
     }
 
@@ -165,13 +173,10 @@ impl<'a> Block<'a> {
     /// The thread's elements of a turn; zeros behind the rows.
     #[inline(always)]
     unsafe fn load<E: Source>(&self, turn: u32) -> E::Eight {
-        let (params, row, column) = (self.params, self.row(turn), CHUNK * self.lane);
-        match row < params.row_count && column < params.dim {
+        let row = self.row(turn);
+        match row < self.params.row_count && CHUNK * self.lane < self.params.dim {
             // SAFETY: elements of the rows.
-            true => unsafe {
-                let place = [self.head, row];
-                E::load(&params.rows, params.heads, place, column, params.dim)
-            },
+            true => unsafe { self.rows.load::<E>(row) },
             false => E::ZEROS,
         }
     }
@@ -249,6 +254,18 @@ impl<'a> Block<'a> {
             }
         }
     }
+}
+
+/// What rows of e4m3 of a query head, and the keys that they meet, are multiplied by.
+///
+/// # Safety
+/// The descales are readable.
+#[inline(always)]
+unsafe fn descale_of(params: &RoundRowsParams, head: u32) -> f32 {
+    let [q, k] = &params.descales;
+    let of_kv_head = [head / params.heads, head % params.heads / params.group];
+    // SAFETY: the caller's promise.
+    unsafe { descale(q, of_kv_head) * descale(k, of_kv_head) }
 }
 
 /// A row's numbers, of which each lane has eight, rotated: the signs of some change, and a Hadamard matrix divided by their count multiplies
@@ -356,19 +373,5 @@ unsafe fn of_block<const W: u32>(number: f32, thread: u32) -> f32 {
             largest = largest.max(shared::load_f32(words + 4 * warp));
         }
         largest
-    }
-}
-
-/// Address of an element in a row of a head of a tensor, of which each entry has so many heads; heads count over all entries.
-#[inline(always)]
-pub fn at<E: Source>(tensor: &TensorRef, heads: u32, [head, row]: [u32; 2], column: u32) -> u64 {
-    let (batch, head) = (head / heads, head % heads);
-    let offset = i64::from(batch) * tensor.batch_stride
-        + i64::from(head) * tensor.head_stride
-        + i64::from(row) * tensor.row_stride
-        + i64::from(column);
-    match E::IS_E4M3 {
-        true => tensor.address.wrapping_add(offset as u64),
-        false => element::at(tensor.address, offset),
     }
 }

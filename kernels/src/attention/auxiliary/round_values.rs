@@ -6,7 +6,7 @@
 //!
 //! Values of e4m3 stay as they are, and need no moments.
 
-use super::source::{Source, is_finite, is_seen};
+use super::source::{Rows, Source, is_finite, is_seen};
 use crate::abi::{FP8_BLOCK, RoundValuesParams};
 use crate::attention::workload::descales::descale;
 use crate::layout::element::CHUNK;
@@ -46,20 +46,18 @@ pub unsafe fn moments<E: Element, const W: u32>(params: &RoundValuesParams) {
         end: params.keys.min((part + 1) * params.part_keys),
         step: rows,
     };
+    let values = values_of::<E>(params, head, column);
     let mut found = [Moments::NONE; 8];
     if keys.first < keys.end && column < params.dim {
         // SAFETY: elements of the values.
         unsafe {
-            let load = |key| {
-                let place = [head, key];
-                <E as Source>::load(&params.values, params.heads, place, column, params.row_dim)
-            };
+            let load = |key| values.load::<E>(key);
             let is_seen = |key| is_seen(params.ranges, params.heads, [head, key], params.keys);
-            found = match params.ranges {
+            let all = match params.ranges {
                 0 => keys.moments::<E>(load),
                 _ => None,
-            }
-            .unwrap_or_else(|| {
+            };
+            found = all.unwrap_or_else(|| {
                 cold_path();
                 keys.moments_of_finite::<E>(load, is_seen)
             });
@@ -181,25 +179,28 @@ pub unsafe fn round_values<E: Source, const W: u32>(params: &RoundValuesParams) 
     let (head, tile) = (special::block() / tiles, special::block() % tiles);
     // SAFETY: the launch has this many threads a block.
     let thread = unsafe { special::thread(32 * W) };
-    let source = Unit {
-        lanes: row_lanes(params.dim),
+    let lanes = row_lanes(params.dim);
+    let column = CHUNK * (thread % lanes);
+    let units = Units {
+        lanes,
         head,
         first: tile * FP8_BLOCK,
+        column,
+        values: values_of::<E>(params, head, column),
     };
     // SAFETY: all threads of the block reach the barriers; one thread alone writes a number.
     unsafe {
-        // On their way while the columns are read.
-        let mut four = source.load::<E>(params, thread);
+        // On their way while means and scales are read.
+        let mut four = units.load::<E>(params, thread);
         write_columns::<E, W>(params, head, tile, thread);
         let mut unit = thread;
         let mut wrong = 0;
-        while unit < source.count() {
-            let next = source.load::<E>(params, unit + 32 * W);
-            let (first, word) = source.place(unit);
-            if first < params.dim {
+        while unit < units.count() {
+            let next = units.load::<E>(params, unit + 32 * W);
+            if column < params.dim {
                 let numbers = four.map(E::widen);
                 for i in 0..8 {
-                    let column = first + i as u32;
+                    let column = column + i as u32;
                     let [mean, inverse] = match E::IS_E4M3 {
                         true => [0.0, 1.0],
                         false => shared::load_f32x2(of_column(column)),
@@ -207,7 +208,7 @@ pub unsafe fn round_values<E: Source, const W: u32>(params: &RoundValuesParams) 
                     let [a, b, c, d] = numbers.map(|numbers| (numbers[i] - mean) * inverse);
                     let rounded = e4m3(a, b, c, d);
                     wrong |= wrong_of::<E>(rounded);
-                    shared::store_u32(word_at(source.lanes, column, word), rounded);
+                    shared::store_u32(word_at(lanes, column, unit / lanes), rounded);
                 }
             }
             four = next;
@@ -222,7 +223,7 @@ pub unsafe fn round_values<E: Source, const W: u32>(params: &RoundValuesParams) 
         let (lane, mut column) = (thread % 32, thread / 32);
         let key = tile * FP8_BLOCK + 4 * lane;
         while column < params.dim {
-            let mut word = shared::load_u32(word_at(source.lanes, column, lane));
+            let mut word = shared::load_u32(word_at(lanes, column, lane));
             if is_wrong {
                 cold_path();
                 let block = u64::from(special::block()) * u64::from(params.dim);
@@ -317,29 +318,38 @@ unsafe fn write_columns<E: Source, const W: u32>(
     }
 }
 
-/// Units of a tile of 128 keys: four keys that are neighbours in a row of the rounded values, and eight columns.
-struct Unit {
+/// The values of a head from a column on.
+#[inline(always)]
+fn values_of<E: Source>(params: &RoundValuesParams, head: u32, column: u32) -> Rows {
+    let dim = if E::IS_E4M3 {
+        params.row_dim
+    } else {
+        params.dim
+    };
+    Rows::new::<E>(&params.values, [params.heads, head], [column, dim])
+}
+
+/// A thread's units of a tile of 128 keys: four keys that are neighbours in a row of the rounded values, and eight columns, the same of
+/// each unit.
+struct Units {
     /// Lanes of a row.
     lanes: u32,
     head: u32,
     /// The first key.
     first: u32,
+    /// The first column, and the values from it on.
+    column: u32,
+    values: Rows,
 }
 
-impl Unit {
-    /// How many there are.
+impl Units {
+    /// How many all threads have.
     #[inline(always)]
     fn count(&self) -> u32 {
         self.lanes * FP8_BLOCK / 4
     }
 
-    /// The first column of a unit, and the word of its keys in a column of the tile.
-    #[inline(always)]
-    fn place(&self, unit: u32) -> (u32, u32) {
-        (CHUNK * (unit % self.lanes), unit / self.lanes)
-    }
-
-    /// The keys of a unit.
+    /// The keys of a word of a column of the tile.
     #[inline(always)]
     fn keys(&self, word: u32) -> [u32; 4] {
         let key = self.first + word / 4 * 16 + 2 * (word % 4);
@@ -352,14 +362,13 @@ impl Unit {
     /// The values are readable.
     #[inline(always)]
     unsafe fn load<E: Source>(&self, params: &RoundValuesParams, unit: u32) -> [E::Eight; 4] {
-        let (column, word) = self.place(unit);
-        self.keys(word).map(|key| {
+        self.keys(unit / self.lanes).map(|key| {
             let place = [self.head, key];
-            let exists = unit < self.count() && key < params.keys && column < params.dim;
+            let exists = unit < self.count() && key < params.keys && self.column < params.dim;
             // SAFETY: elements of the values.
             unsafe {
                 match exists && is_seen(params.ranges, params.heads, place, params.keys) {
-                    true => E::load(&params.values, params.heads, place, column, params.row_dim),
+                    true => self.values.load::<E>(key),
                     false => E::ZEROS,
                 }
             }

@@ -1,8 +1,7 @@
 //! What kernels that round read: elements of 16 bits, or of e4m3 already.
 
-use super::round_rows::at;
 use crate::abi::{QueryRange, TensorRef};
-use crate::layout::element::CHUNK;
+use crate::layout::element::{self, CHUNK};
 use crate::ptx::{convert, global, half};
 use crate::tile::Element;
 use core::hint::cold_path;
@@ -18,23 +17,64 @@ pub trait Source {
     /// Eight zeros.
     const ZEROS: Self::Eight;
 
-    /// Loads the elements of a row from `column` on, a multiple of 8: eight, or as many as are left of `dim`, and zeros.
+    /// Loads elements of a row: eight, or as many as are `left` of it, and zeros.
     ///
     /// # Safety
-    /// The row's elements are readable.
-    unsafe fn load(
-        tensor: &TensorRef,
-        heads: u32,
-        place: [u32; 2],
-        column: u32,
-        dim: u32,
-    ) -> Self::Eight;
+    /// The elements are readable.
+    unsafe fn load(address: u64, left: u32) -> Self::Eight;
 
     /// The elements as f32.
     fn widen(eight: Self::Eight) -> [f32; 8];
 
     /// The elements, with NaN for infinities, and the largest magnitude of numbers.
     fn of_numbers(eight: Self::Eight) -> (Self::Eight, f32);
+}
+
+/// Rows of a head from a column on.
+#[derive(Clone, Copy)]
+pub struct Rows {
+    /// Address of the first.
+    address: u64,
+    /// Bytes from a row to the next one.
+    stride: i64,
+    /// Elements that a row has from the column on.
+    left: u32,
+}
+
+impl Rows {
+    /// Rows of `dim` elements of a tensor, of which each entry has so many heads; `head` counts over all entries.
+    #[inline(always)]
+    pub fn new<E: Source>(
+        tensor: &TensorRef,
+        [heads, head]: [u32; 2],
+        [column, dim]: [u32; 2],
+    ) -> Self {
+        let (batch, head) = (head / heads, head % heads);
+        let offset = i64::from(batch) * tensor.batch_stride
+            + i64::from(head) * tensor.head_stride
+            + i64::from(column);
+        let bytes = if E::IS_E4M3 {
+            1
+        } else {
+            i64::from(element::BYTES)
+        };
+        Rows {
+            address: tensor.address.wrapping_add((bytes * offset) as u64),
+            stride: bytes * tensor.row_stride,
+            left: dim.saturating_sub(column),
+        }
+    }
+
+    /// Loads the elements of a row.
+    ///
+    /// # Safety
+    /// They are readable.
+    #[inline(always)]
+    pub unsafe fn load<E: Source>(&self, row: u32) -> E::Eight {
+        let offset = i64::from(row) * self.stride;
+        // SAFETY: the caller's promise.
+        unsafe { E::load(self.address.wrapping_add(offset as u64), self.left) }
+    }
 }
 
 /// Whether a number is finite.
@@ -80,15 +120,9 @@ impl<E: Element> Source for E {
     const ZEROS: [u32; 4] = [0; 4];
 
     #[inline(always)]
-    unsafe fn load(
-        tensor: &TensorRef,
-        heads: u32,
-        [head, row]: [u32; 2],
-        column: u32,
-        _: u32,
-    ) -> [u32; 4] {
+    unsafe fn load(address: u64, _: u32) -> [u32; 4] {
         // SAFETY: the caller's promise.
-        unsafe { global::load_u32x4(at::<E>(tensor, heads, [head, row], column)) }
+        unsafe { global::load_u32x4(address) }
     }
 
     #[inline(always)]
@@ -138,22 +172,15 @@ impl Source for E4m3 {
     const ZEROS: [u32; 2] = [0; 2];
 
     #[inline(always)]
-    unsafe fn load(
-        tensor: &TensorRef,
-        heads: u32,
-        [head, row]: [u32; 2],
-        column: u32,
-        dim: u32,
-    ) -> [u32; 2] {
-        let address = at::<Self>(tensor, heads, [head, row], column);
+    unsafe fn load(address: u64, left: u32) -> [u32; 2] {
         // SAFETY: the caller's promise.
         unsafe {
-            if address.is_multiple_of(8) && column + CHUNK <= dim {
+            if address.is_multiple_of(8) && left >= CHUNK {
                 return global::load_u32x2(address);
             }
             let mut words = [0; 2];
             for i in 0..8 {
-                if column + (i as u32) < dim {
+                if (i as u32) < left {
                     let byte = u32::from(global::load_u8(address + i as u64));
                     words[i / 4] |= byte << (8 * (i % 4));
                 }
