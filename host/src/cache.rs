@@ -1,7 +1,9 @@
-//! Keys and values on the device: in one piece or in pages, all there or the last ones appended by each call.
+//! Keys and values on the device: in one piece or in pages, all there or the last ones appended by each call, the first ones in each entry
+//! or shared.
 
 use crate::memory::poisoned;
 use crate::modifiers::Modifiers;
+use crate::prefix::divided;
 use anyhow::{Result, ensure};
 use ferroattn::{Append, Attention, Device, Element, Problem, Tensor};
 
@@ -11,6 +13,8 @@ pub struct Cache<T> {
     pub v: Tensor<T>,
     /// The pages of each entry of the batch.
     table: Option<Tensor<i32, 2>>,
+    /// Keys and values before those of each entry.
+    prefix: Option<[Tensor<T>; 2]>,
     appended: Option<Appended<T>>,
 }
 
@@ -29,14 +33,15 @@ impl Modifiers {
     /// Says what does not, and what is allowed.
     pub fn expect_cache(&self, problem: &Problem) -> Result<()> {
         if let Some(page) = self.page {
-            let keys = problem.seqlen_kv;
+            let keys = self.own(problem).seqlen_kv;
+            let without = self.prefix.map_or("", |_| " without the prefix");
             ensure!(
                 page.is_power_of_two(),
                 "--page is {page}; it must be a power of 2"
             );
             ensure!(
                 keys.is_multiple_of(page),
-                "seqlen_kv is {keys}; with --page it must be a multiple of {page}"
+                "seqlen_kv{without} is {keys}; with --page it must be a multiple of {page}"
             );
         }
         let Some(rows) = self.append else {
@@ -55,13 +60,15 @@ impl Modifiers {
         Ok(())
     }
 
-    /// Keys of each entry of the batch.
+    /// Keys of each entry of the batch, without the prefix.
     fn keys(&self, problem: &Problem) -> Vec<usize> {
         let all = || vec![problem.seqlen_kv; problem.batch];
-        self.lengths.clone().unwrap_or_else(all)
+        let prefix = self.prefix.unwrap_or(0);
+        let lengths = self.lengths.clone().unwrap_or_else(all);
+        lengths.iter().map(|keys| keys - prefix).collect()
     }
 
-    /// Shapes of K and V, as calls take them, and of the table of pages.
+    /// Shapes of K and V of a problem of own keys, as calls take them, and of the table of pages.
     pub fn cache_shapes(&self, problem: &Problem) -> ([[usize; 4]; 2], Option<[usize; 2]>) {
         let shapes = [problem.k_shape(), problem.v_shape()];
         let Some(page) = self.page else {
@@ -83,6 +90,12 @@ impl<T: Element> Cache<T> {
     ) -> ferroattn::Result<Self> {
         let mut k = Tensor::new(device, problem.k_shape(), k)?;
         let mut v = Tensor::new(device, problem.v_shape(), v)?;
+        let mut prefix = None;
+        if let Some(keys) = modifiers.prefix {
+            let ([shared_k, own_k], [shared_v, own_v]) = (divided(&k, keys)?, divided(&v, keys)?);
+            (k, v) = (own_k, own_v);
+            prefix = Some([shared_k, shared_v]);
+        }
         let appended = match modifiers.append {
             None => None,
             Some(rows) => {
@@ -96,7 +109,7 @@ impl<T: Element> Cache<T> {
                 })
             }
         };
-        let ([k_shape, v_shape], table) = modifiers.cache_shapes(problem);
+        let ([k_shape, v_shape], table) = modifiers.cache_shapes(&modifiers.own(problem));
         let table = match table {
             None => None,
             Some(shape @ [batch, most]) => {
@@ -109,15 +122,20 @@ impl<T: Element> Cache<T> {
             k,
             v,
             table,
+            prefix,
             appended,
         })
     }
 
-    /// The call with the pages.
+    /// The call with the pages and the prefix.
     pub fn given_to<'a>(&'a self, call: &Attention<'a>) -> Attention<'a> {
-        match &self.table {
+        let call = match &self.table {
             Some(table) => call.pages(table),
             None => call.clone(),
+        };
+        match &self.prefix {
+            Some([k, v]) => call.prefix(k, v),
+            None => call,
         }
     }
 

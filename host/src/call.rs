@@ -34,6 +34,8 @@ pub struct AttentionCall {
     sequences: Option<Sequences<Vec<i32>>>,
     /// Keys of a page.
     page: Option<usize>,
+    /// Keys that all entries of the batch share.
+    prefix: Option<usize>,
     /// Keys that the call appends to each entry of the batch.
     append: Option<usize>,
     /// Whether it rounds q, k and v to e4m3.
@@ -105,6 +107,9 @@ impl fmt::Display for AttentionCall {
         if let Some(page) = self.page {
             write!(f, ", pages of {page}")?;
         }
+        if let Some(keys) = self.prefix {
+            write!(f, ", prefix of {keys}")?;
+        }
         if let Some(rows) = self.append {
             write!(f, ", {rows} appended")?;
         }
@@ -164,6 +169,7 @@ impl Task<'_> {
             mask: self.pairs.mask_name(),
             sequences: self.args.modifiers.sequences(&self.problem),
             page: self.args.modifiers.page,
+            prefix: self.args.modifiers.prefix,
             append: self.args.modifiers.append,
             fp8: self.args.modifiers.fp8,
             fp8_scales: self.args.modifiers.fp8_scales,

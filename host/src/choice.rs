@@ -47,7 +47,7 @@ impl Task<'_> {
             args.splits
         );
         let suitable =
-            || kernel::suitable(device.facts(), self.dtype, &self.problem, &self.options());
+            || kernel::suitable(device.facts(), self.dtype, &self.own(), &self.options());
         let named = |name: &str| self.named(name);
         let kernel = match args.pass {
             Pass::Backward => "auto",
@@ -55,7 +55,7 @@ impl Task<'_> {
         };
         let choices: Vec<_> = match kernel {
             "auto" => suitable()?.into_iter().take(1).map(named).collect(),
-            "all" => suitable()?.into_iter().map(named).collect(),
+            "all" => self.all(suitable()?),
             "ladder" => self.ladder(),
             name => named(name).map(|choice| vec![choice]),
         }?;
@@ -96,10 +96,12 @@ impl Task<'_> {
             *pass == Pass::Both || self.args.modifiers.split_keys.is_none(),
             "--split-keys is for the forward pass; type --pass both"
         );
-        ensure!(
-            self.args.modifiers.append.is_none(),
-            "--append is for the forward pass alone"
-        );
+        for (option, keys) in [
+            ("--append", self.args.modifiers.append),
+            ("--prefix", self.args.modifiers.prefix),
+        ] {
+            ensure!(keys.is_none(), "{option} is for the forward pass alone");
+        }
         let mut call = self.args.call();
         if !any {
             call = call.kernel(kernel);
@@ -119,9 +121,15 @@ impl Task<'_> {
         }))
     }
 
+    /// The problem as calls take it: that of the keys that no prefix has.
+    fn own(&self) -> Problem {
+        self.args.modifiers.own(&self.problem)
+    }
+
     /// The tensors of options, to plan with.
     fn options(&self) -> RawOptions {
-        let mut options = self.args.modifiers.planned(&self.problem, &self.pairs);
+        let (modifiers, own) = (&self.args.modifiers, self.own());
+        let mut options = modifiers.planned(&own, &self.pairs, self.dtype);
         self.args.plan_fp8(&mut options);
         options
     }
@@ -133,12 +141,13 @@ impl Task<'_> {
         by: impl FnOnce(Attention<'static>) -> Attention<'static>,
     ) -> ferroattn::Result<Choice> {
         let call = by(self.args.call().splits(self.args.splits));
-        let ([k, v], _) = self.args.modifiers.cache_shapes(&self.problem);
+        let own = self.own();
+        let ([k, v], _) = self.args.modifiers.cache_shapes(&own);
         let tensors = RawForward {
             k: RawTensor::row_major(k),
             v: RawTensor::row_major(v),
             options: self.options(),
-            ..RawForward::row_major(&self.problem)
+            ..RawForward::row_major(&own)
         };
         let plan = call.plan(self.device.facts(), self.dtype, &tensors)?;
         Ok(Choice {
@@ -158,7 +167,7 @@ impl Task<'_> {
             self.device.facts(),
             name,
             self.dtype,
-            &self.problem,
+            &self.own(),
             &self.options(),
         ) {
             // Names of the ladder may be similar.
@@ -174,7 +183,21 @@ impl Task<'_> {
         }
         checked?;
         let acc = Accumulation::default();
-        Ok(self.choice(name.to_owned(), acc, |call| call.kernel(name))?)
+        // The library chooses one for each part of a call with a prefix, whose queries see all of the prefix.
+        let is_free = self.args.kernel == "auto" && self.args.modifiers.prefix.is_some();
+        Ok(self.choice(name.to_owned(), acc, |call| match is_free {
+            true => call,
+            false => call.kernel(name),
+        })?)
+    }
+
+    /// Choices by these names, which serve the problem; with a prefix those of them that serve the call on it, too.
+    fn all(&self, names: Vec<&str>) -> Result<Vec<Choice>> {
+        let choices = names.into_iter().map(|name| self.named(name));
+        match self.args.modifiers.prefix {
+            None => choices.collect(),
+            Some(_) => Ok(choices.flatten().collect()),
+        }
     }
 
     fn on_rung(&self, rung: &Rung) -> Result<Choice> {

@@ -1,6 +1,7 @@
 //! q, k, v and d_o: random, or from a file.
 
 use crate::args::{Args, Pass};
+use crate::prefix::share;
 use crate::safetensors::SafeTensors;
 use crate::tensors::{Pairs, Tensors, expect, of_file};
 use anyhow::{Context, Result, anyhow, ensure};
@@ -65,6 +66,7 @@ impl<'a> Source<'a> {
         let v = kv(args.dim_v.unwrap_or(args.dim));
         let problem = args.call().problem(q, kv(args.dim), v)?;
         args.modifiers.expect_sequences(&problem)?;
+        args.modifiers.expect_prefix(&problem)?;
         args.modifiers.expect_cache(&problem)?;
         let dtype = args.type_of_o(Dtype::F16);
         Ok(Source {
@@ -105,6 +107,7 @@ impl<'a> Source<'a> {
             return Err(error.into());
         }
         args.modifiers.expect_sequences(&problem)?;
+        args.modifiers.expect_prefix(&problem)?;
         args.modifiers.expect_cache(&problem)?;
         let dtype = args.type_of_o(match of_file(tensors[0].1.dtype) {
             Dtype::Bf16 => Dtype::Bf16,
@@ -144,7 +147,7 @@ impl<'a> Source<'a> {
             ..
         } = self;
         let seed = args.run.seed;
-        let (qkv, d_o, options) = match self.file {
+        let (mut qkv, d_o, options) = match self.file {
             None => (random::inputs(&problem, seed), None, Tensors::default()),
             Some(input) => {
                 let path = input.path.clone();
@@ -153,6 +156,11 @@ impl<'a> Source<'a> {
                 (qkv, read.tensors.remove(D_O), read.options)
             }
         };
+        if let Some(keys) = args.modifiers.prefix {
+            let [_, k, v] = &mut qkv;
+            share(k, problem.k_shape(), keys);
+            share(v, problem.v_shape(), keys);
+        }
         let drawn = || random::output_gradient(&problem, seed);
         let with_d_o = args.pass != Pass::Forward;
         Ok(Inputs {

@@ -17,6 +17,7 @@ mod modifiers;
 mod operands;
 mod output;
 mod passes;
+mod prefix;
 mod progress;
 mod report;
 mod safetensors;

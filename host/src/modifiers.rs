@@ -6,8 +6,8 @@ use crate::tensors::{ALIBI, BIAS, Bias, MASK, Mask, Pairs, SINKS, Tensors};
 use anyhow::ensure;
 use clap::ArgAction;
 use ferroattn::{
-    Attention, Device, Dtype, Problem, RawOptions, RawTensor, Result, Sequences, Tensor, Window,
-    alibi_slopes, random,
+    Attention, Device, Dtype, Problem, RawOptions, RawPrefix, RawTensor, Result, Sequences, Tensor,
+    Window, alibi_slopes, random,
 };
 use kernels::abi::MAX_SEQLEN;
 
@@ -54,6 +54,10 @@ pub struct Modifiers {
     /// Keys and values in pages of this many keys, a power of 2, behind a table; the last page first
     #[arg(long, value_name = "KEYS", value_parser = whole(1..=MAX_SEQLEN as usize))]
     pub page: Option<usize>,
+    /// All entries of the batch share the first KEYS keys and values, those of the first entry: they lie by themselves, and
+    /// calls read them once. seqlen_kv and --lengths count them
+    #[arg(long, value_name = "KEYS", value_parser = whole(1..=MAX_SEQLEN as usize))]
+    pub prefix: Option<usize>,
     /// Append the last ROWS keys and values of each entry of the batch before each call; times include it
     #[arg(long, value_name = "ROWS", value_parser = whole(1..=MAX_SEQLEN as usize))]
     pub append: Option<usize>,
@@ -88,6 +92,7 @@ impl Modifiers {
             ("--packed", self.packed.is_some()),
             ("--lengths", self.lengths.is_some()),
             ("--page", self.page.is_some()),
+            ("--prefix", self.prefix.is_some()),
             ("--append", self.append.is_some()),
             ("--fp8", self.fp8),
             ("--batch-invariant", self.batch_invariant),
@@ -173,8 +178,9 @@ impl Modifiers {
         Some(Sequences::Padded { q, kv })
     }
 
-    /// The tensors at address 0, as if no axis repeated: enough to plan a call, but for FP8.
-    pub fn planned(&self, problem: &Problem, pairs: &Pairs) -> RawOptions {
+    /// The tensors at address 0, as if no axis repeated: enough to plan a call on elements of this type, but for FP8. The problem is
+    /// that of own keys.
+    pub fn planned(&self, problem: &Problem, pairs: &Pairs, dtype: Dtype) -> RawOptions {
         let slopes = || RawTensor::row_major([problem.batch, problem.heads]);
         let sinks = || RawTensor::row_major([problem.heads]);
         let sequences = self.sequences(problem);
@@ -187,6 +193,11 @@ impl Modifiers {
         planned.sequences = sequences.map(|sequences| sequences.map(numbers));
         let (_, table) = self.cache_shapes(problem);
         planned.pages = table.map(RawTensor::row_major);
+        planned.prefix = self.prefix.map(|keys| {
+            let shared = |dim| RawTensor::row_major([1, problem.kv_heads, keys, dim]);
+            let (k, v) = (shared(problem.dim), shared(problem.dim_v));
+            RawPrefix::Keys { dtype, k, v }
+        });
         planned.batch_invariant = self.batch_invariant;
         planned.split_keys = self.split_keys.unwrap_or(0);
         planned

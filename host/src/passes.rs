@@ -78,9 +78,10 @@ fn compute<T: Element>(
     let inputs: Inputs<T> = source.load()?;
     note_not_finite(&inputs, &problem, &progress);
     let call = inputs.options.given_to(&args.call());
+    let prefix = args.modifiers.prefix.unwrap_or(0);
     let mut tensors = Tensors {
         inputs: &inputs,
-        options: inputs.options.on(device)?,
+        options: inputs.options.on(device)?.without_prefix(prefix)?,
         host_options: call.host_options(&problem)?,
         operands: Operands::new(device, args, &problem, &inputs.qkv)?,
     };

@@ -39,7 +39,7 @@ fn json_has_every_field() {
         "device": "CPU", "kernel": "cpu", "pass": "forward", "splits": 1, "dtype": "bf16", "o_dtype": "bf16",
         "batch": 2, "heads": 4, "kv_heads": 2, "seqlen_q": 65, "seqlen_kv": 129, "dim": 40, "dim_v": 40, "causal": true,
         "window": {"left": null, "right": null}, "softcap": null, "alibi": false, "sinks": false,
-        "bias": null, "mask": null, "sequences": null, "page": null, "append": null,
+        "bias": null, "mask": null, "sequences": null, "page": null, "prefix": null, "append": null,
         "fp8": false, "fp8_scales": null, "hadamard": false, "batch_invariant": false, "split_keys": null,
         "passed": true,
     });
@@ -52,7 +52,7 @@ fn json_has_every_field() {
     let rate = flops / number("median_ms") / 1e9;
     assert!((number("tflops") / rate - 1.0).abs() < 1e-6);
     assert!(0.0 < number("max_abs_err") && number("max_abs_err") <= number("tolerance"));
-    assert_eq!(object.as_object().map(|object| object.len()), Some(35));
+    assert_eq!(object.as_object().map(|object| object.len()), Some(36));
 }
 
 #[test]
