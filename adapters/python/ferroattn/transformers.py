@@ -25,6 +25,9 @@ NAME_FP8 = "ferroattn-fp8"
 # Queries from which calls are in FP8. Inputs are rounded first: at D = 128 causal calls of 4096 are slower than in 16 bits, and
 # those of 16384 faster (docs/fp8.md); between these nothing was measured.
 FP8_QUERIES = 8192
+# Keys of a window from which they are. All keys are rounded, and those of a window multiplied: 4096 of 16384 gain (docs/fp8.md);
+# fewer were not measured.
+FP8_WINDOW = 4096
 
 
 def attention_forward(
@@ -60,8 +63,8 @@ def attention_forward(
         s_aux: Sinks, `[heads]`.
         position_ids: `[batch, seqlen_q]`; in a batch of one, sequences are packed where they start again.
         cu_seq_lens_q, cu_seq_lens_k: Offsets of packed sequences.
-        fp8: Whether calls that gain by it are computed in FP8: those of FP8_QUERIES or more without a window, padding or a
-            gradient, on the CPU and on Hopper.
+        fp8: Whether calls that gain by it are computed in FP8: those of FP8_QUERIES or more without a window of fewer keys than
+            FP8_WINDOW, padding or a gradient, on the CPU and on Hopper.
 
     Returns:
         o, `[batch, seqlen_q, heads, dim_v]`, and None.
@@ -112,11 +115,11 @@ def register() -> None:
 
 def _gains_by_fp8(query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any]) -> bool:
     """Whether a call is served in FP8, and faster."""
+    left, _right = options["window"]
     return (
         query.shape[2] >= FP8_QUERIES
+        and (left == -1 or left + 1 >= FP8_WINDOW)
         and max(query.shape[3], value.shape[3]) <= 256
-        # Rounding takes all keys, and a window few.
-        and options["window"] == (-1, -1)
         and not any(name in options for name in ("mask", "bias"))
         and not (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (query, key, value)))
         and (query.device.type == "cpu" or torch.cuda.get_device_capability(query.device)[0] == 9)

@@ -9,6 +9,7 @@ import torch
 
 pytest.importorskip("transformers")
 
+import reference
 import transformers
 
 import ferroattn.transformers
@@ -130,6 +131,53 @@ def test_fp8(device: str, name: str, rows: int, monkeypatch: pytest.MonkeyPatch)
     assert (found - logits).norm() <= 0.05 * logits.norm()
     assert torch.equal(found, logits) == (rows < 17)
     assert all(torch.equal(a, b) for a, b in zip(others, of_others, strict=True))
+
+
+@pytest.mark.parametrize("threshold", [0, 7, 8])
+def test_fp8_of_layers_with_windows(device: str, threshold: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every second layer of the model has a window of seven keys."""
+    if device != "cpu" and torch.cuda.get_device_capability()[0] != 9:
+        pytest.skip("FP8 is for Hopper")
+    monkeypatch.setattr(ferroattn.transformers, "FP8_QUERIES", 17)
+    ids = torch.randint(0, 99, (3, 40), device=device)
+    logits = {}
+    with torch.no_grad():
+        for attention in ("eager", "ferroattn", "ferroattn-fp8"):
+            monkeypatch.setattr(ferroattn.transformers, "FP8_WINDOW", threshold)
+            logits[attention] = model_of("gemma2", attention, device).eval()(input_ids=ids).logits
+        monkeypatch.setattr(ferroattn.transformers, "FP8_WINDOW", 8)
+        full_layers_alone = model_of("gemma2", "ferroattn-fp8", device).eval()(input_ids=ids).logits
+    found, expected = logits["ferroattn-fp8"], logits["eager"]
+    # A window of eight keys is off by 33 %.
+    assert (found - expected).norm() <= 0.1 * expected.norm()
+    assert not torch.equal(found, logits["ferroattn"])
+    assert torch.equal(found, full_layers_alone) == (threshold == 8)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_window_in_fp8(device: str, causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tolerance is below what one key more or less of the window changes."""
+    if device != "cpu" and torch.cuda.get_device_capability()[0] != 9:
+        pytest.skip("FP8 is for Hopper")
+    monkeypatch.setattr(ferroattn.transformers, "FP8_QUERIES", 200)
+    monkeypatch.setattr(ferroattn.transformers, "FP8_WINDOW", 9)
+    dtype = torch.float32 if device == "cpu" else torch.bfloat16
+    q, k, v = (torch.randn(2, heads, 200, 64, device=device).to(dtype) for heads in (4, 2, 2))
+
+    def found(keys: int, fp8: bool) -> torch.Tensor:
+        forward = ferroattn.transformers.attention_forward
+        return forward(torch.nn.Module(), q, k, v, None, sliding_window=keys, is_causal=causal, fp8=fp8)[0]
+
+    def error(keys: int) -> float:
+        window = (keys - 1, 0 if causal else keys - 1)
+        expected, _lse = reference.attention(*(x.transpose(1, 2) for x in (q, k, v)), window=window)
+        return float((found(9, True) - expected).norm() / expected.norm())
+
+    assert error(9) <= 0.08
+    assert error(8) > 0.16
+    assert error(10) > 0.16
+    assert not torch.equal(found(9, True), found(9, False))
+    assert torch.equal(found(8, True), found(8, False))
 
 
 def test_generation(device: str) -> None:
