@@ -22,8 +22,8 @@ NO_WINDOW: Window = (-1, -1)
 _WIDEST = 2**63 - 1
 
 # Numbers of the C interface.
-_DTYPES = {"float16": 1, "bfloat16": 2, "float32": 3}
-_E4M3 = "float8_e4m3fn"
+DTYPES = {"float16": 1, "bfloat16": 2, "float32": 3}
+E4M3 = "float8_e4m3fn"
 _PACKED, _PADDED = 1, 2
 _E4M3_INPUTS, _E4M3_CACHE = 1, 2
 _EXCEPTIONS = {1: ValueError, 2: NotImplementedError, 3: MemoryError}
@@ -35,7 +35,7 @@ class Tensor(ctypes.Structure):
     _fields_ = [("address", ctypes.c_uint64), ("shape", ctypes.c_int64 * 4), ("strides", ctypes.c_int64 * 4)]
 
 
-_TensorPointer = ctypes.POINTER(Tensor)
+TensorPointer = ctypes.POINTER(Tensor)
 
 
 class Options(ctypes.Structure):
@@ -55,24 +55,24 @@ class Options(ctypes.Structure):
         ("bias_dtype", ctypes.c_uint32),
         ("mask_type", ctypes.c_uint32),
         ("kernel", ctypes.c_char_p),
-        ("alibi", _TensorPointer),
-        ("sinks", _TensorPointer),
-        ("bias", _TensorPointer),
-        ("mask", _TensorPointer),
-        ("sequences_q", _TensorPointer),
-        ("sequences_kv", _TensorPointer),
-        ("first_keys", _TensorPointer),
-        ("cache_entries", _TensorPointer),
-        ("pages", _TensorPointer),
+        ("alibi", TensorPointer),
+        ("sinks", TensorPointer),
+        ("bias", TensorPointer),
+        ("mask", TensorPointer),
+        ("sequences_q", TensorPointer),
+        ("sequences_kv", TensorPointer),
+        ("first_keys", TensorPointer),
+        ("cache_entries", TensorPointer),
+        ("pages", TensorPointer),
         ("batch_invariant", ctypes.c_uint32),
         ("split_keys", ctypes.c_uint32),
-        ("prefix_k", _TensorPointer),
-        ("prefix_v", _TensorPointer),
-        ("prefix_pages", _TensorPointer),
+        ("prefix_k", TensorPointer),
+        ("prefix_v", TensorPointer),
+        ("prefix_pages", TensorPointer),
         ("prefix_keys", ctypes.c_uint64),
         ("fp8", ctypes.c_uint32),
         ("e4m3", ctypes.c_uint32),
-        *((name, _TensorPointer) for name in ("q_descale", "k_descale", "v_descale")),
+        *((name, TensorPointer) for name in ("q_descale", "k_descale", "v_descale")),
         ("page_descales", ctypes.c_uint32),
         ("reserved", ctypes.c_uint32),
     ]
@@ -97,7 +97,7 @@ class Backward(ctypes.Structure):
         ("dtype", ctypes.c_uint32),
         ("options", ctypes.POINTER(Options)),
         *((name, Tensor) for name in ("q", "k", "v", "o", "lse", "d_o", "dq", "dk", "dv")),
-        *((name, _TensorPointer) for name in ("d_lse", "d_sinks", "d_bias")),
+        *((name, TensorPointer) for name in ("d_lse", "d_sinks", "d_bias")),
     ]
 
 
@@ -121,18 +121,12 @@ class Call:
     def __init__(self, q: Any, k: Any, v: Any, heads_first: bool, dtype: Any = None) -> None:
         """Reads q, k and v; with dtype, the type of o then, they may be of e4m3."""
         self._kept: list[Array] = []
-        e4m3 = () if dtype is None else (_E4M3,)
-        self.q = array_of("q", q, *_DTYPES, *e4m3)
+        e4m3 = () if dtype is None else (E4M3,)
+        self.q = array_of("q", q, *DTYPES, *e4m3)
         of_q = str(self.q.dtype)
-        self.dtype = _type_of_o(dtype) if of_q == _E4M3 else of_q
+        self.dtype = _type_of_o(dtype) if of_q == E4M3 else of_q
         self._packed = self.q.ndim == 3
-        # Where batch, heads, seqlen and dim are among the axes.
-        if self._packed:
-            self._form, self._order = "[total, heads, dim]", [1, 0, 2]
-        elif heads_first:
-            self._form, self._order = "[batch, heads, seqlen, dim]", [0, 1, 2, 3]
-        else:
-            self._form, self._order = "[batch, seqlen, heads, dim]", [0, 2, 1, 3]
+        self._form, self._order = form_of(self._packed, heads_first)
         self.k = array_of("k", k, *dict.fromkeys((of_q, *e4m3)))
         self.v = array_of("v", v, str(self.k.dtype))
         inputs = {"q": self.q, "k": self.k, "v": self.v}
@@ -165,8 +159,8 @@ class Call:
         """
         options = self.options
         if bias is not None:
-            bias = array_of("bias", bias, *_DTYPES)
-            options.bias_dtype = _DTYPES[str(bias.dtype)]
+            bias = array_of("bias", bias, *DTYPES)
+            options.bias_dtype = DTYPES[str(bias.dtype)]
             options.bias = ctypes.pointer(self._tensor_of_pairs("bias", bias))
         if mask is not None:
             mask = array_of("mask", mask, "bool")
@@ -227,10 +221,10 @@ class Call:
         options = self.options
         options.fp8, options.page_descales = _fp8.number(fp8), bool(page_descales)
         descales = {"q_descale": q_descale, "k_descale": k_descale, "v_descale": v_descale}
-        if str(self.k.dtype) == _E4M3:
-            options.e4m3 = _E4M3_INPUTS if str(self.q.dtype) == _E4M3 else _E4M3_CACHE
+        if str(self.k.dtype) == E4M3:
+            options.e4m3 = _E4M3_INPUTS if str(self.q.dtype) == E4M3 else _E4M3_CACHE
         elif any(descale is not None for descale in descales.values()):
-            raise TypeError(f"descales need k and v of {_E4M3}")
+            raise TypeError(f"descales need k and v of {E4M3}")
         for name, descale in descales.items():
             if descale is not None:
                 descale = array_of(name, descale, "float32")
@@ -241,7 +235,7 @@ class Call:
         """Arguments of a pass, those of its own beside the inputs and the options."""
         return struct(
             struct_size=ctypes.sizeof(struct),
-            dtype=_DTYPES[self.dtype],
+            dtype=DTYPES[self.dtype],
             options=ctypes.pointer(self.options),
             **self._tensors,
             **tensors,
@@ -275,6 +269,15 @@ class Call:
         return self.keep(np.broadcast_to(in_rows(array), (*shape, array.shape[3])))
 
 
+def form_of(packed: bool, heads_first: bool) -> tuple[str, list[int]]:
+    """The axes of inputs by name, and where batch, heads, seqlen and dim are among them."""
+    if packed:
+        return "[total, heads, dim]", [1, 0, 2]
+    if heads_first:
+        return "[batch, heads, seqlen, dim]", [0, 1, 2, 3]
+    return "[batch, seqlen, heads, dim]", [0, 2, 1, 3]
+
+
 def tensor_of(array: Array) -> Tensor:
     """Where an array of whole rows lies."""
     steps = [step // array.itemsize for step in array.strides]
@@ -291,8 +294,8 @@ def _type_of_o(dtype: Any) -> str:
         name = str(np.dtype(dtype))
     except TypeError:
         name = str(dtype)
-    if name not in _DTYPES:
-        raise TypeError(f"dtype is {name}; it must be {' or '.join(_DTYPES)}")
+    if name not in DTYPES:
+        raise TypeError(f"dtype is {name}; it must be {' or '.join(DTYPES)}")
     return name
 
 
@@ -353,7 +356,8 @@ def interface() -> ctypes.CDLL:
     library = _library.load()
     library.ferroattn_last_error.restype = ctypes.c_char_p
     library.ferroattn_options_init.argtypes = [ctypes.c_void_p, ctypes.c_uint32]
-    library.ferroattn_csr_pages.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]
+    for launch in (library.ferroattn_append, library.ferroattn_csr_pages):
+        launch.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]
     for run in (library.ferroattn_forward, library.ferroattn_backward):
         run.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64, ctypes.c_size_t, ctypes.c_void_p]
     for plan in (library.ferroattn_plan_forward, library.ferroattn_plan_backward):

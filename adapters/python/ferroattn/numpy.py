@@ -4,6 +4,11 @@
     o, lse = attention(q, k, v, causal=True)  # arrays [batch, seqlen, heads, dim]
     dq, dk, dv, *_ = attention_backward(d_o, q, k, v, o, lse, causal=True)
 
+A step of decoding writes new keys and values into a cache, and reads that:
+
+    q, lengths = append(k, v, k_cache, v_cache, q=q, lengths=lengths, cos=cos, sin=sin)
+    o, lse = attention(q, k_cache, v_cache, seqlens_q=numpy.ones_like(lengths), seqlens_k=lengths, causal=True)
+
 Elements are of float16, bfloat16 (of `ml_dtypes`) or float32; inputs and caches of float8_e4m3fn, too. Results are arrays of
 JAX if q is one, else of NumPy.
 """
@@ -16,6 +21,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ._append import AppendCall
 from ._call import (
     NO_WINDOW,
     Array,
@@ -36,7 +42,7 @@ from ._call import (
 )
 from ._fp8 import Fp8
 
-__all__ = ["Gradients", "attention", "attention_backward", "csr_pages"]
+__all__ = ["Gradients", "append", "attention", "attention_backward", "csr_pages"]
 
 
 class Gradients(NamedTuple):
@@ -216,6 +222,74 @@ def attention_backward(
     if bias is not None and d_bias is not None:
         d_bias = d_bias.astype(bias.dtype, copy=False)
     return Gradients(*(_like(q, gradient) for gradient in (dq, dk, dv, d_bias, d_sinks)))
+
+
+def append(
+    k: Any,
+    v: Any,
+    k_cache: Array,
+    v_cache: Array,
+    *,
+    q: Any = None,
+    lengths: Any = None,
+    pages: Any = None,
+    cache_entries: Any = None,
+    slots: Any = None,
+    positions: Any = None,
+    cos: Any = None,
+    sin: Any = None,
+    k_descale: Any = None,
+    v_descale: Any = None,
+    page_descales: bool = False,
+    interleaved: bool = False,
+    q_at_first: bool = False,
+    heads_first: bool = False,
+) -> tuple[Any, Any]:
+    """Writes new keys and values into a cache, behind those that it has. All arguments are checked before it is written.
+
+    With `cos` and `sin`, new keys are rotated on the way, and queries beside them: pair `i` of a row `(x, y)` at position `p`
+    becomes `(x cos[p, i] - y sin[p, i], x sin[p, i] + y cos[p, i])`.
+
+        k_cache, v_cache = np.zeros((2, batch, 4096, kv_heads, dim), np.float16)
+        q, lengths = append(k, v, k_cache, v_cache, q=q, lengths=lengths, cos=cos, sin=sin)
+
+    Args:
+        k: New keys, `[batch, rows, kv_heads, dim]` or `[total, kv_heads, dim]`, which is a batch of one entry.
+        v: New values, `[batch, rows, kv_heads, dim_v]` or `[total, kv_heads, dim_v]`.
+        k_cache: Keys of the cache, `[batch, keys, kv_heads, dim]`, or any number of entries or pages; an array of NumPy, of k's
+            type or float8_e4m3fn, whose dim has stride 1. Caches share no memory with other arrays.
+        v_cache: Values of the cache, `[batch, keys, kv_heads, dim_v]`, alike.
+        q: Queries to rotate, `[batch, seqlen_q, heads, dim]` or `[total_q, heads, dim]`.
+        lengths: Keys that each entry has before, `int32[batch]`; None for 0. Row `i` becomes key `lengths[b] + i`.
+        pages: The pages of each entry, `int32[batch, most]`; see `attention`.
+        cache_entries: The entry of the cache for each entry of k, `int32[batch]`.
+        slots: Where each row goes, `int64[batch, rows]` or `int64[total]`: row `slot % keys` of entry or page `slot // keys`,
+            or nowhere if it is negative. Only one of pages, cache_entries and slots is given.
+        positions: The position of each row of k and q, `int32[batch, rows]` or `int32[total]`; None for `lengths[b] + i`.
+        cos, sin: Cosines and sines, `[positions, rotary_dim / 2]`, of float32 or k's type. Elements behind the first rotary_dim
+            stay as they are.
+        k_descale, v_descale: Of caches of float8_e4m3fn, what multiplies a head's numbers, `float32[batch, kv_heads]`: rows are
+            divided by it and rounded, to 448 if they are larger. None for 1.
+        page_descales: Whether they are `float32[pages, kv_heads]`.
+        interleaved: Whether elements `2i` and `2i + 1` are a pair, not `i` and `i + rotary_dim / 2`.
+        q_at_first: Whether all queries of an entry have the position of the first one.
+        heads_first: Whether axes are `[batch, heads, seqlen, dim]`.
+
+    Returns:
+        The rotated queries, None without q, and how many keys each entry has now, `int32[batch]`.
+
+    Raises:
+        ValueError, TypeError: An argument is wrong, alone or beside the others; or a cache is an array of JAX, which never
+            changes.
+        MemoryError: Memory ran out.
+    """
+    call = AppendCall(k, v, k_cache, v_cache, heads_first)
+    new_lengths = call.set_places(lengths, pages, cache_entries, slots, positions)
+    call.set_rotary(cos, sin, interleaved, q_at_first)
+    call.set_descales(k_descale, v_descale, page_descales)
+    rotated = None if q is None else call.set_queries(q)
+    call.run()
+    return _like(q, rotated), _like(k, new_lengths)
 
 
 def csr_pages(indptr: Any, indices: Any, last_page_len: Any, page_size: int, max_pages: int | None = None) -> tuple[Any, Any]:

@@ -25,8 +25,8 @@ NAME_FP8 = "ferroattn-fp8"
 # Queries from which calls are in FP8. Inputs are rounded first: at D = 128 causal calls of 4096 are slower than in 16 bits, and
 # those of 16384 faster (docs/fp8.md); between these nothing was measured.
 FP8_QUERIES = 8192
-# Keys of a window from which they are. All keys are rounded, and those of a window multiplied: 4096 of 16384 gain (docs/fp8.md);
-# fewer were not measured.
+# Keys of a window from which they are. All keys are rounded, but those of a window alone multiplied: 4096 of 16384 gain
+# (docs/fp8.md), and fewer were not measured.
 FP8_WINDOW = 4096
 
 
