@@ -14,7 +14,7 @@ pub struct Cache<T> {
     /// The pages of each entry of the batch.
     table: Option<Tensor<i32, 2>>,
     /// Keys and values before those of each entry.
-    prefix: Option<[Tensor<T>; 2]>,
+    prefix: Option<Box<[Tensor<T>; 2]>>,
     appended: Option<Appended<T>>,
 }
 
@@ -94,7 +94,7 @@ impl<T: Element> Cache<T> {
         if let Some(keys) = modifiers.prefix {
             let ([shared_k, own_k], [shared_v, own_v]) = (divided(&k, keys)?, divided(&v, keys)?);
             (k, v) = (own_k, own_v);
-            prefix = Some([shared_k, shared_v]);
+            prefix = Some(Box::new([shared_k, shared_v]));
         }
         let appended = match modifiers.append {
             None => None,
@@ -133,7 +133,7 @@ impl<T: Element> Cache<T> {
             Some(table) => call.pages(table),
             None => call.clone(),
         };
-        match &self.prefix {
+        match self.prefix.as_deref() {
             Some([k, v]) => call.prefix(k, v),
             None => call,
         }
