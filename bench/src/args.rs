@@ -1,6 +1,6 @@
 //! The command line.
 
-use crate::contender::Choice;
+use crate::choice::Choice;
 use crate::grid::Grid;
 use crate::shape::Shape;
 use clap::builder::PossibleValuesParser;

@@ -1,6 +1,6 @@
 //! Inputs that are e4m3 before a call.
 
-use crate::contender::keys;
+use crate::keys::keys;
 use crate::shape::{Fp8Inputs, Shape};
 use anyhow::Result;
 use ferroattn::check::Expected;

@@ -1,8 +1,10 @@
 //! `--grid first-use`: how long the first call with a kernel takes, while the driver compiles it.
 
-use crate::contender::Bench;
+use crate::bench::Bench;
+use crate::failure::Failure;
 use crate::shape::{Dtype, Pass, Shape};
-use crate::{Failure, grid, print, table};
+use crate::terminal::print;
+use crate::{grid, table};
 use anyhow::{Context, Result};
 use ferroattn::{Attention, Device, Facts, f16};
 use std::num::NonZeroUsize;

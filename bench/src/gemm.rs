@@ -1,9 +1,10 @@
 //! Matrix products: their sizes, and the project's kernels on one size's inputs.
 
-use crate::contender::Choice;
-use crate::run::Plan;
+use crate::choice::Choice;
+use crate::names::exists;
+use crate::plan::Plan;
 use crate::shape::Dtype;
-use crate::subject::{Contenders, Subject, exists};
+use crate::subject::{Contenders, Subject};
 use anyhow::{Context, Result, bail, ensure};
 use ferroattn::gemm::check::{Product, check, sample};
 use ferroattn::{
@@ -210,7 +211,7 @@ impl<T: Element> Contenders for Products<T> {
 #[cfg(test)]
 mod tests {
     use super::{GemmShape, shapes};
-    use crate::contender::Choice;
+    use crate::choice::Choice;
     use crate::shape::Dtype;
     use crate::subject::Subject;
     use ferroattn::{Accumulation, Device, GemmProblem};

@@ -1,7 +1,9 @@
 //! `--grid host`: how long a call takes on the host, which queues work for a GPU and does not wait.
 
+use crate::failure::Failure;
 use crate::shape::{Dtype, Pass, Shape};
-use crate::{Failure, grid, print, stats, table};
+use crate::terminal::print;
+use crate::{grid, stats, table};
 use anyhow::{Context, Result};
 use cudarc::driver::CudaContext;
 use ferroattn::{Attention, Device, RawBackward, RawForward, RawTensor, RawWorkspace, Tensor, f16};

@@ -1,7 +1,7 @@
 //! `bench launch`: one call under a profiler.
 
 use crate::args::Call;
-use crate::contender::Bench;
+use crate::bench::Bench;
 use crate::shape::{Dtype, Pass};
 use anyhow::Result;
 use ferroattn::{Device, Element, bf16, f16};

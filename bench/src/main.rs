@@ -1,18 +1,25 @@
 //! Times the kernels beside their peers, draws the results, and profiles a kernel.
 
 mod args;
+mod bench;
+mod choice;
+mod command;
 mod contender;
 mod copy;
 mod e4m3;
+mod failure;
 mod first_use;
 mod gemm;
 mod gradients;
 mod grid;
 mod host_time;
+mod keys;
 mod launch;
+mod names;
 mod ncu;
 mod options;
 mod peers;
+mod plan;
 mod plot;
 mod profile;
 mod results;
@@ -24,38 +31,26 @@ mod shape;
 mod stats;
 mod subject;
 mod table;
+mod terminal;
 mod timeline;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use args::{Args, PeerName, Task};
+use choice::Choice;
 use clap::Parser;
-use contender::Choice;
+use command::driver_version;
+use failure::Failure;
 use ferroattn::Device;
 use grid::Grid;
 use peers::Peers;
+use plan::Plan;
 use results::Results;
-use run::Plan;
 use shape::Shape;
 use std::collections::BTreeMap;
-use std::fmt::Display;
-use std::io::{self, Write};
-use std::process::{Command, ExitCode};
+use std::process::ExitCode;
 use std::time::SystemTime;
 use subject::Subject;
-
-/// Why the program ended early.
-enum Failure {
-    /// Bad input, or a missing GPU, file or tool.
-    Input(anyhow::Error),
-    /// A kernel, a device or another program failed.
-    Run(anyhow::Error),
-}
-
-impl From<anyhow::Error> for Failure {
-    fn from(error: anyhow::Error) -> Self {
-        Failure::Input(error)
-    }
-}
+use terminal::print;
 
 fn main() -> ExitCode {
     match run(&Args::parse()) {
@@ -81,20 +76,6 @@ fn run(args: &Args) -> Result<(), Failure> {
     }
 }
 
-/// Prints a line. A closed pipe (`| head`) is no error.
-fn print(line: impl Display) {
-    let _ = writeln!(io::stdout(), "{line}");
-}
-
-/// Runs another program and returns its output.
-fn output(command: &mut Command) -> Result<String> {
-    let output = command.output()?;
-    let text = String::from_utf8(output.stdout)?;
-    let said = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success(), "{command:?}: {text}{said}");
-    Ok(text)
-}
-
 fn fail(error: &anyhow::Error, status: u8) -> ExitCode {
     eprintln!("error: {error:#}");
     ExitCode::from(status)
@@ -114,7 +95,7 @@ fn bench<S: Subject>(
         seed: args.seed,
     };
     let (mut shapes, suffix) = shapes()?;
-    plan.kernel.check_names(&shapes[0])?;
+    shapes[0].check_names(&plan.kernel)?;
     let device = Device::cuda(0).map_err(anyhow::Error::from)?;
     retain_served(&mut shapes, &device, &plan.kernel)?;
     let mut peers = args.peers.and_then(|PeerName::Torch| {
@@ -183,14 +164,6 @@ fn versions(peers: Option<&Peers>) -> BTreeMap<String, String> {
     let mut versions = peers.map_or_else(BTreeMap::new, |peers| peers.versions().clone());
     versions.insert("ferroattn".to_owned(), env!("CARGO_PKG_VERSION").to_owned());
     versions
-}
-
-/// The driver's version by `nvidia-smi`; the driver's API knows only the CUDA version.
-fn driver_version() -> Option<String> {
-    let mut query = Command::new("nvidia-smi");
-    query.args(["--query-gpu=driver_version", "--format=csv,noheader"]);
-    let text = output(&mut query).ok()?;
-    text.lines().next().map(|line| line.trim().to_owned())
 }
 
 #[cfg(test)]

@@ -1,9 +1,12 @@
 //! `bench profile`: one call under ncu.
 
 use crate::args::Profile;
+use crate::command::output;
+use crate::failure::Failure;
 use crate::ncu;
 use crate::results::slug;
-use crate::{Failure, output, print};
+use crate::subject::Subject;
+use crate::terminal::print;
 use anyhow::{Context, Result};
 use ferroattn::Device;
 use std::path::{Path, PathBuf};
@@ -14,7 +17,7 @@ pub fn run(args: &Profile) -> Result<(), Failure> {
     let shape = &args.call.shape;
     shape.problem().map_err(anyhow::Error::from)?;
     let choice = args.call.choice();
-    choice.check_names(shape)?;
+    shape.check_names(&choice)?;
     let device = Device::cuda(0).map_err(anyhow::Error::from)?;
     choice.kernels(&device, shape)?;
     let version = Command::new("ncu").arg("--version").output();

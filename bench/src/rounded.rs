@@ -1,6 +1,6 @@
 //! Calls in FP8 whose inputs are rounded already.
 
-use crate::contender::Bench;
+use crate::bench::Bench;
 use anyhow::Result;
 use ferroattn::{Attention, Device, Element, Plan, RawWorkspace, Tensor};
 use std::ptr::null_mut;

@@ -1,7 +1,7 @@
 //! A run: every shape, with all contenders in turns.
 
-use crate::contender::Choice;
 use crate::peers::Peers;
+use crate::plan::Plan;
 use crate::results::{Measurement, Results, Speed, Timing};
 use crate::subject::{Subject, time};
 use anyhow::{Context, Result};
@@ -17,23 +17,6 @@ const LEAD: usize = 2;
 
 /// Milliseconds of a slow launch: such a kernel of the project is launched once a turn, without a warm-up.
 const SLOW_MS: f64 = 100.0;
-
-/// How to measure.
-#[derive(Clone, Debug)]
-pub struct Plan {
-    /// Which of the project's kernels.
-    pub kernel: Choice,
-    /// Splits of the keys; 0 for the default.
-    pub splits: u32,
-    /// Keys of a split of batch invariant calls, 0 for no splits; none if there are no such calls.
-    pub invariant: Option<u32>,
-    /// Timed launches of each contender.
-    pub iters: usize,
-    /// Untimed launches of each contender, before the timed ones.
-    pub warmup: usize,
-    /// Seed of the inputs.
-    pub seed: u64,
-}
 
 /// Measures the shapes one by one, and calls `progress` with the results so far after each.
 ///
@@ -155,10 +138,11 @@ fn turns(warmup: usize, iters: usize) -> Vec<(usize, usize)> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Plan, in_turns, run, turns};
-    use crate::contender::Choice;
+    use super::{in_turns, run, turns};
+    use crate::choice::Choice;
     use crate::grid::Grid;
     use crate::peers::tests::{fake, start};
+    use crate::plan::Plan;
     use crate::results::Results;
     use crate::results::tests::results;
     use crate::shape::Pass;

@@ -1,8 +1,9 @@
 //! `bench profile --sass`: the instructions of a kernel's machine code, counted.
 
 use crate::args::Profile;
-use crate::contender::on_ladder;
-use crate::{print, table};
+use crate::names::on_ladder;
+use crate::table;
+use crate::terminal::print;
 use anyhow::{Context, Result, ensure};
 use ferroattn::emulator::Options;
 use ferroattn::internals::Entry;

@@ -1,10 +1,9 @@
 //! The subject of a run: attention or matrix products.
 
-use crate::contender::Choice;
-use crate::run::Plan;
+use crate::choice::Choice;
+use crate::plan::Plan;
 use anyhow::Result;
-use ferroattn::{Device, Error};
-use ladder::Ladder;
+use ferroattn::Device;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -49,6 +48,17 @@ pub trait Subject: Copy + Debug + Display + PartialEq + Serialize + DeserializeO
     /// If there is no such kernel; says which there are.
     fn check_name(&self, name: &str) -> Result<()>;
 
+    /// Checks the names of a choice without a device.
+    ///
+    /// # Errors
+    /// Says which name is unknown.
+    fn check_names(&self, choice: &Choice) -> Result<()> {
+        match choice {
+            Choice::Named(names) => names.iter().try_for_each(|name| self.check_name(name)),
+            Choice::Auto | Choice::All | Choice::Ladder => Ok(()),
+        }
+    }
+
     /// The chosen kernels that serve this size.
     ///
     /// # Errors
@@ -72,27 +82,6 @@ pub trait Contenders {
     /// # Errors
     /// If the device fails.
     fn launch(&mut self, contender: usize) -> Result<()>;
-}
-
-/// Leaves out reasons that depend on the device or the size.
-///
-/// # Errors
-/// If the kernel does not exist.
-pub fn exists<T>(served: ferroattn::Result<T>) -> Result<()> {
-    match served {
-        Err(error @ Error::UnknownKernel { .. }) => Err(with_rungs(error).into()),
-        _ => Ok(()),
-    }
-}
-
-/// The error about an unknown kernel, with similar names of the ladder where the library has none.
-pub fn with_rungs(error: Error) -> Error {
-    match error {
-        Error::UnknownKernel { name, near } if near.is_empty() => {
-            Ladder::named(&name).map_or_else(|error| error, |_| Error::UnknownKernel { name, near })
-        }
-        error => error,
-    }
 }
 
 /// The device's milliseconds for each of `iters` launches, after `lead` untimed ones.

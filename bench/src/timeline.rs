@@ -1,10 +1,13 @@
 //! `bench profile --timeline`: what the roles of one block of a Hopper kernel do over time.
 
 use crate::args::Profile;
-use crate::contender::Bench;
+use crate::bench::Bench;
+use crate::command::driver_version;
+use crate::failure::Failure;
 use crate::results::slug;
 use crate::shape::{Dtype, Shape};
-use crate::{Failure, driver_version, print, stats, table};
+use crate::terminal::print;
+use crate::{stats, table};
 use anyhow::{Context, Result, ensure};
 use ferroattn::{Accumulation, Device, Element, Tensor, bf16, f16};
 use kernels::abi::Event;

@@ -1,7 +1,7 @@
 //! Curves of a grid: TFLOP/s over the sequence length, a panel for each head dim and mask.
 
 use super::{Area, COLORS, Chart, DEFAULT, FAINT, GRID, INK, above, canvas, text};
-use crate::contender::ANY_ORDER;
+use crate::choice::ANY_ORDER;
 use crate::results::{Measurement, Results};
 use crate::roofline::{self, Roofline};
 use crate::shape::{Dtype, Pass};

@@ -2,13 +2,14 @@
 
 mod bars;
 mod curves;
+mod folder;
 mod rates;
 mod timeline;
 
 use crate::args::Plot;
-use crate::print;
-use crate::results::{self, Results, slug};
+use crate::results::{Results, slug};
 use crate::shape::Pass;
+use crate::terminal::print;
 use crate::timeline::Timeline;
 use anyhow::{Context, Result, bail, ensure};
 use plotters::coord::Shift;
@@ -43,16 +44,16 @@ type Chart = (String, String);
 pub fn run(args: &Plot) -> Result<()> {
     let timelines = match &args.file {
         Some(file) => Timeline::load(file).into_iter().collect(),
-        None => results::timelines(&args.results)?,
+        None => folder::timelines(&args.results)?,
     };
     let all = match &args.file {
         Some(_) if !timelines.is_empty() => Vec::new(),
         Some(file) => {
-            let products = results::has_products(file);
+            let products = folder::has_products(file);
             ensure!(!products, "{} has matrix products; {DRAWN}", file.display());
             vec![Results::load(file)?]
         }
-        None => results::all(&args.results)?,
+        None => folder::all(&args.results)?,
     };
     let charts = charts(&all, &timelines)?;
     if let ([], Some(file), [only]) = (&charts[..], &args.file, &all[..]) {
@@ -145,11 +146,12 @@ fn canvas<'a>(
 
 #[cfg(test)]
 mod tests {
+    use super::folder::{all, timelines};
     use super::{charts, rates, run};
     use crate::args::Plot;
     use crate::grid::Grid;
     use crate::results::tests::{products, results};
-    use crate::results::{Results, Timing, all, slug, timelines};
+    use crate::results::{Results, Timing, slug};
     use std::path::Path;
 
     #[test]

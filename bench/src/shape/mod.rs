@@ -393,3 +393,35 @@ impl Shape {
         }
     }
 }
+
+#[cfg(test)]
+pub mod tests {
+    use super::{Dtype, Pass, Shape};
+
+    /// A small call without options.
+    pub const SHAPE: Shape = Shape {
+        batch: 1,
+        heads: 8,
+        kv_heads: None,
+        seqlen: 16,
+        seqlen_kv: None,
+        dim: 64,
+        dim_v: None,
+        dtype: Dtype::F16,
+        causal: false,
+        window: None,
+        softcap: None,
+        alibi: false,
+        sinks: false,
+        bias: false,
+        block_mask: None,
+        sequences: None,
+        uneven: false,
+        page: None,
+        prefix: None,
+        values_in_keys: false,
+        fp8: None,
+        invariant: None,
+        pass: Pass::Forward,
+    };
+}

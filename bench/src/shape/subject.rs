@@ -1,9 +1,11 @@
 //! An attention call, measured: its row in a table, bytes and operations, and who computes it.
 
 use super::{Dtype, Fp8Inputs, Pass, Shape};
-use crate::contender::{ANY_ORDER, Calls, Choice, on_ladder};
-use crate::run::Plan;
-use crate::subject::{Contenders, Subject, exists};
+use crate::choice::{ANY_ORDER, Choice};
+use crate::contender::Calls;
+use crate::names::{exists, on_ladder};
+use crate::plan::Plan;
+use crate::subject::{Contenders, Subject};
 use anyhow::Result;
 use ferroattn::{Device, Problem, bf16, f16, kernel};
 use serde_json::{Value, json};
@@ -114,5 +116,32 @@ impl Subject for Shape {
             Dtype::F16 => Box::new(Calls::<f16>::new(self, device, plan)?),
             Dtype::Bf16 => Box::new(Calls::<bf16>::new(self, device, plan)?),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::shape::tests::SHAPE;
+    use crate::subject::Subject;
+
+    #[test]
+    fn names_are_known_without_a_gpu() {
+        for name in [
+            "cpu",
+            "forward_f16_d128",
+            "naive",
+            "split-q:stages=2:acc=f16",
+        ] {
+            assert!(SHAPE.check_name(name).is_ok(), "{name}");
+        }
+        for (name, reason) in [
+            ("forward_f16_d65", "forward_f16_d64"),
+            ("splitq", "split-q"),
+            ("split-q:foo", "has no option foo"),
+            ("naive:stages=x", "has no option stages=x"),
+        ] {
+            let error = SHAPE.check_name(name).expect_err(name).to_string();
+            assert!(error.contains(reason), "{error}");
+        }
     }
 }
