@@ -483,6 +483,22 @@ pub(crate) fn expect_at_most(argument: &'static str, value: usize, max: u32) -> 
     })
 }
 
+/// Checks that a tensor has the shape that its call gives it.
+pub(crate) fn expect_shape(
+    argument: &'static str,
+    expected: &[usize],
+    found: &[usize],
+) -> Result<()> {
+    if expected == found {
+        return Ok(());
+    }
+    Err(Error::Shape {
+        argument,
+        expected: expected.to_vec(),
+        found: found.to_vec(),
+    })
+}
+
 fn near_names(near: &[&str]) -> String {
     match near {
         [] => String::new(),

@@ -70,6 +70,8 @@ mod ptx;
 #[cfg(feature = "cpu")]
 pub mod random;
 mod recent;
+#[cfg(feature = "cpu")]
+mod rows;
 mod run;
 mod spread;
 mod tensor;

@@ -48,7 +48,7 @@ const TESTED: &[(&str, &[&str])] = &[
     ),
     (
         "ferroattn/tests/wrong_arguments/plans.rs::plans_of_appends",
-        &["append::raw::append_plan", "RawAppend::new"],
+        &["append::plan::append_plan", "RawAppend::new"],
     ),
     (
         "tests/append.rs::wrong_shapes",
@@ -61,7 +61,7 @@ const TESTED: &[(&str, &[&str])] = &[
     ),
     (
         "ferroattn/tests/wrong_arguments/plans.rs::plans_of_csr_pages",
-        &["csr::raw::csr_pages_plan", "RawCsrPages::new"],
+        &["csr::plan::csr_pages_plan", "RawCsrPages::new"],
     ),
     (
         "tests/csr.rs::wrong_shapes",
@@ -306,7 +306,7 @@ const TESTED: &[(&str, &[&str])] = &[
         &["Attention::planner"],
     ),
     (
-        "ferroattn/src/gemm/options.rs::arguments_are_checked",
+        "ferroattn/src/gemm/call.rs::arguments_are_checked",
         &[
             "Gemm::forward",
             "Gemm::forward_into",
@@ -315,7 +315,7 @@ const TESTED: &[(&str, &[&str])] = &[
         ],
     ),
     (
-        "ferroattn/src/gemm/options.rs::options_are_checked",
+        "ferroattn/src/gemm/call.rs::options_are_checked",
         &["Gemm::kernel", "Gemm::accumulation"],
     ),
     (

@@ -1,6 +1,7 @@
 //! The call that appends to a cache.
 
-use super::raw::{RawAppend, RawRotary, append_raw};
+use super::plan::append_raw;
+use super::raw::{RawAppend, RawRotary};
 use crate::device::{Device, RawStream, Stream};
 use crate::error::{Error, Result};
 use crate::options::{Borrowed, BorrowedDescales, E4M3_CACHE, RawE4m3Cache};

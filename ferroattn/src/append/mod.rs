@@ -4,10 +4,12 @@ mod call;
 #[cfg(feature = "cpu")]
 mod cpu;
 mod numbers;
+mod plan;
 mod raw;
 
 #[cfg(not(feature = "cpu"))]
 use crate::no_cpu as cpu;
 
 pub use call::Append;
-pub use raw::{RawAppend, RawRotary, append_plan, append_raw};
+pub use plan::{append_plan, append_raw};
+pub use raw::{RawAppend, RawRotary};

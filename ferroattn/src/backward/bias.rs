@@ -1,6 +1,6 @@
 //! Steps for the gradient of a bias.
 
-use super::plan::Draft;
+use super::draft::Draft;
 use crate::entry::Entry;
 use crate::error::Result;
 use crate::options;

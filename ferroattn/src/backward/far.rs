@@ -1,6 +1,6 @@
 //! Steps for rows whose lse has no digits left for the row's sum.
 
-use super::plan::Draft;
+use super::draft::Draft;
 use crate::entry::Entry;
 use crate::error::{Error, Result};
 use crate::options;

@@ -1,6 +1,6 @@
 //! The step of a backward call on Hopper that computes dk and dv, and dq as sums or from stored dS.
 
-use super::plan::Draft;
+use super::draft::{Draft, StoredJobs};
 use crate::device::Facts;
 use crate::entry::Entry;
 use crate::error::Result;
@@ -17,15 +17,6 @@ const MOST_DS_BYTES: usize = 3 << 29;
 
 /// Heads whose dS that many bytes hold: two that jobs of keys are ahead, and one that jobs of queries read.
 const LEAST_HEADS: usize = 3;
-
-/// Jobs of a kernel that stores dS.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct StoredJobs {
-    sizes: StoredSizes,
-    jobs: Stored,
-    /// Place of their [counters](Stored::counters) in the workspace.
-    progress: u64,
-}
 
 /// Bytes of dS of all query heads that share a key/value head; none if there are too many.
 pub(super) fn ds_bytes(problem: &Problem) -> Option<usize> {

@@ -9,6 +9,7 @@ pub mod check;
 mod choice;
 #[cfg(feature = "cpu")]
 pub(crate) mod cpu;
+mod draft;
 mod far;
 mod gradients;
 mod hopper;
@@ -16,6 +17,7 @@ mod inputs;
 mod packed;
 mod plan;
 mod planning;
+mod raw;
 #[cfg(feature = "cpu")]
 mod reference;
 mod tensors;
@@ -23,6 +25,6 @@ mod tensors;
 #[cfg(not(feature = "cpu"))]
 use crate::no_cpu as cpu;
 
-pub use call::RawBackward;
 pub use gradients::{Gradients, GradientsMut};
 pub use inputs::BackwardInputs;
+pub use raw::RawBackward;

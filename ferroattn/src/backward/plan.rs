@@ -4,7 +4,7 @@
 use super::RawBackward;
 use super::bias::BiasGradient;
 use super::choice::{Main, MainSpec};
-use super::hopper::StoredJobs;
+use super::draft::Draft;
 use super::packed::Call;
 use super::tensors::Tensors;
 use crate::device::Facts;
@@ -20,31 +20,6 @@ use kernels::abi::{
 };
 use kernels::catalog::{self, Backward, Family, HopperBackward, HopperWay, Kernel};
 use std::mem::offset_of;
-use std::ops::Range;
-
-/// A plan in the making.
-pub(super) struct Draft<'a> {
-    /// The call's problem, of as many queries and keys as kernels see.
-    pub problem: Problem,
-    pub args: &'a RawBackward,
-    pub dtype: catalog::Dtype,
-    pub multiprocessors: u32,
-    /// Padded rows of all query heads.
-    pub rows: usize,
-    /// Whether key tiles add to dq in turns.
-    pub takes_turns: bool,
-    /// The arguments that all steps have in common, with [places](Steps::places) in the workspace.
-    pub params: BackwardParams,
-    /// The part of the workspace that holds zeros before the main kernel.
-    pub zeros: Range<u64>,
-    /// Place in it of the counter from which blocks of Hopper's kernels take their numbers; 0 if they have theirs.
-    pub counter: u64,
-    /// Jobs of a kernel that stores dS.
-    pub stored: Option<StoredJobs>,
-    /// How queries and keys of packed sequences are spread.
-    spread: [Option<Spread>; 2],
-    pub steps: Steps,
-}
 
 impl Main {
     /// The kernel of the catalog.
@@ -235,12 +210,6 @@ impl<'a> Draft<'a> {
         })
     }
 
-    /// Bytes of so many f32 for each padded row.
-    pub fn row_bytes(&self, numbers: usize) -> Result<usize> {
-        let bytes = self.rows.checked_mul(numbers * size_of::<f32>());
-        bytes.ok_or(Steps::OVERFLOW)
-    }
-
     /// Reserves what the rows, the sums of dq and counters take of the workspace.
     fn reserve(&mut self, main: Main, facts: &Facts) -> Result<()> {
         self.params.rows = self.steps.reserve([self.row_bytes(2)?, 1, 1])?;
@@ -264,15 +233,6 @@ impl<'a> Draft<'a> {
         }
         // Both ends are multiples of 256.
         self.zeros = start..self.steps.reserve([0; 3])?;
-        Ok(())
-    }
-
-    /// Launches a kernel with the parameters of all steps.
-    pub fn launch(&mut self, kernel: Backward, blocks: u128) -> Result<()> {
-        let kernel = catalog::kernel(Family::Backward(kernel));
-        let (shared_bytes, params) = (kernel.shared_bytes(), self.params);
-        self.steps
-            .launch(kernel.into(), blocks, shared_bytes, &params)?;
         Ok(())
     }
 

@@ -1,7 +1,7 @@
 //! From a backward call's tensors to its plan: what is checked, which kernels compute it, and what a device keeps.
 
-use super::call::RawBackward;
 use super::packed::Call;
+use super::raw::RawBackward;
 use super::{choice, plan};
 use crate::attention::{Attention, Wanted};
 use crate::device::{Device, Facts, plans};

@@ -5,8 +5,9 @@
 
 use super::bounds::{Errors, Factor, norm};
 use crate::forward::Problem;
-use crate::forward::reference::{add_scaled, elements, max_or_nan, slice_of};
-use crate::options::{Head, rows_of};
+use crate::forward::reference::max_or_nan;
+use crate::options::Head;
+use crate::rows::{add_scaled, elements, rows_of, slice_of};
 use crate::tensor::Dtype;
 use ndarray::{Array1, Array2, ArrayView1, ArrayView2, Axis};
 use rayon::prelude::*;

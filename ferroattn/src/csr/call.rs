@@ -1,6 +1,7 @@
 //! The call that makes a table of pages and lengths.
 
-use super::raw::{RawCsrPages, csr_pages_raw};
+use super::plan::csr_pages_raw;
+use super::raw::RawCsrPages;
 use crate::device::Stream;
 use crate::error::Result;
 use crate::options::Borrowed;

@@ -1,8 +1,9 @@
 //! How far roundings may take a row from the exact result, by the sizes of what is rounded.
 
-use super::reference::{F32_UNIT, Query, Reference, Row, elements, slice_of};
+use super::reference::{F32_UNIT, Query, Reference, Row};
 use crate::comparison::rounding;
 use crate::options::tanh_error;
+use crate::rows::{elements, slice_of};
 use crate::tensor::{Dtype, Element};
 use ndarray::Array1;
 use std::f64::consts::LOG2_E;

@@ -17,6 +17,7 @@ mod planner;
 mod planning;
 mod prefix;
 mod problem;
+mod raw;
 #[cfg(feature = "cpu")]
 pub mod reference;
 mod schedule;
@@ -25,8 +26,8 @@ mod without_maps;
 #[cfg(not(feature = "cpu"))]
 use crate::no_cpu as cpu;
 
-pub use call::RawForward;
 #[cfg(feature = "cpu")]
 pub use fp8::Rounded;
 pub use planner::Planner;
 pub use problem::Problem;
+pub use raw::RawForward;

@@ -1,12 +1,12 @@
 //! From a call's tensors to its plan: what is checked, which kernel computes it, and what a device keeps.
 
-use super::call::RawForward;
 use super::choice;
 use super::fold::{folded, windowed};
 use super::main_kernel::MainKernel;
 use super::plan::plan;
 use super::prefix::divided;
 use super::problem::Problem;
+use super::raw::RawForward;
 use super::without_maps::suited;
 use crate::attention::{Attention, Wanted, read_shapes};
 use crate::device::plans::Call;
@@ -132,10 +132,12 @@ impl Attention<'_> {
         let name = self.kernel.name();
         if let (Some(custom), Some(facts)) = (args.options.custom, facts) {
             options::expect_best(name)?;
-            let (kernel, entry) =
-                custom
-                    .kernels
-                    .forward(dtype.of_kernels()?, problem, facts, args)?;
+            let (kernel, entry) = custom.kernels.forward(
+                dtype.of_kernels()?,
+                problem,
+                facts,
+                [&args.q, &args.k, &args.v],
+            )?;
             let kernel = MainKernel {
                 entry,
                 ..kernel.into()

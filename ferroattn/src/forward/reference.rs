@@ -3,7 +3,8 @@
 
 use super::Problem;
 use crate::comparison::{max_finite, round};
-use crate::options::{Head, rows_of};
+use crate::options::Head;
+use crate::rows::{add_scaled, elements, rows_of, slice_of};
 use crate::tensor::Element;
 use half::f16;
 use ndarray::{Array1, Array2, ArrayView1, Axis, CowArray, Ix2};
@@ -222,23 +223,6 @@ impl<'a> Reference<'a> {
         }
         Row { o, lse: m + l.ln() }
     }
-}
-
-/// Adds `factor` times a row to a sum: plain slices, which the compiler makes vectors of.
-pub(crate) fn add_scaled(sum: &mut [f64], factor: f64, row: &[f64]) {
-    sum.iter_mut()
-        .zip(row)
-        .for_each(|(sum, x)| *sum += factor * x);
-}
-
-/// The elements of a row-major tensor's row.
-pub(crate) fn elements<'a>(row: &ArrayView1<'a, f64>) -> &'a [f64] {
-    row.to_slice().expect("row-major")
-}
-
-/// The elements of an array.
-pub(crate) fn slice_of(array: &mut Array1<f64>) -> &mut [f64] {
-    array.as_slice_mut().expect("contiguous")
 }
 
 /// The larger of two numbers, NaN if either is NaN.

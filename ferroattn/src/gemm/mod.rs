@@ -1,6 +1,7 @@
 //! Matrix products, `C = A B^T`, by the kernels that show how a fast one is made, and on the CPU.
 
 mod accumulation;
+mod call;
 #[cfg(feature = "cpu")]
 pub mod check;
 mod choice;
@@ -9,11 +10,13 @@ mod cpu;
 mod options;
 mod plan;
 mod problem;
+mod raw;
 
 #[cfg(not(feature = "cpu"))]
 use crate::no_cpu as cpu;
 
 pub use accumulation::Accumulation;
 pub use choice::{FAMILIES, HOPPER, MULTISTAGE, SIMPLE};
-pub use options::{Gemm, RawGemm};
+pub use options::Gemm;
 pub use problem::GemmProblem;
+pub use raw::RawGemm;

@@ -5,48 +5,15 @@ use super::part::{
     D_FIRST, D_MERGED, D_SECOND, FIRST, SECOND, expect_lse, expect_o, rows_of, validate,
 };
 use super::plan::plan;
-use super::{Partial, PartialMut, RawPart};
+use super::{Partial, PartialMut, RawMergeBackward, RawPart};
 use crate::device::{Device, Facts, RawStream};
 use crate::error::Result;
 use crate::plan::{CPU, Plan, Steps};
 use crate::tensor::{
-    Dtype, Element, RawTensor, Storage, StorageMut, Tensor, TensorBase, TensorView, expect_device,
+    Dtype, Element, Storage, StorageMut, Tensor, TensorBase, TensorView, expect_device,
 };
 use kernels::abi::{MergeBackwardParams, PartRef};
 use kernels::catalog::Auxiliary;
-
-/// Tensors of a merge's gradient by address, for [`merge_backward_raw`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct RawMergeBackward {
-    /// The first part of the merge.
-    pub first: RawPart,
-    /// The second part, of the first one's shape.
-    pub second: RawPart,
-    /// Gradient of the merged o, of its shape, with stride 1 in dim.
-    pub d_o: RawTensor,
-    /// Gradient of the merged lse, `f32[batch, heads, seqlen]`, contiguous; zeros if there is none.
-    pub d_lse: Option<RawTensor<3>>,
-    /// Gradient of the first part.
-    pub d_first: RawPart,
-    /// Gradient of the second part.
-    pub d_second: RawPart,
-}
-
-impl RawMergeBackward {
-    /// Row-major tensors at address 0, for an o of this shape, without d_lse: enough to [plan](merge_backward_plan) a call
-    /// whose tensors do not exist yet.
-    pub fn row_major(shape: [usize; 4]) -> Self {
-        let [first, second, d_first, d_second] = [RawPart::row_major(shape); 4];
-        RawMergeBackward {
-            first,
-            second,
-            d_o: first.o,
-            d_lse: None,
-            d_first,
-            d_second,
-        }
-    }
-}
 
 /// Computes the gradients `(d_o1, d_lse1)` and `(d_o2, d_lse2)` of the parts of a [`merge`](super::merge), on their device.
 ///

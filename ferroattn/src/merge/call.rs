@@ -3,35 +3,11 @@
 use super::cpu;
 use super::part::{FIRST, MERGED, SECOND, rows_of, validate};
 use super::plan::merge_of;
-use super::{Partial, PartialMut, RawPart};
+use super::{Partial, PartialMut, RawMerge, RawPart};
 use crate::device::{Device, Facts, RawStream};
 use crate::error::Result;
 use crate::plan::{CPU, Plan, Steps};
 use crate::tensor::{Dtype, Element, Storage, StorageMut, Tensor, expect_device};
-
-/// Tensors of a merge by address, for [`merge_raw`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct RawMerge {
-    /// Result of attention to some keys.
-    pub first: RawPart,
-    /// Result of the same queries' attention to other keys, of the first one's shape.
-    pub second: RawPart,
-    /// Result for all these keys, of the same shape.
-    pub merged: RawPart,
-}
-
-impl RawMerge {
-    /// Row-major tensors at address 0, for an o of this shape: enough to [plan](merge_plan) a merge whose tensors do not exist
-    /// yet.
-    pub fn row_major(shape: [usize; 4]) -> Self {
-        let [first, second, merged] = [RawPart::row_major(shape); 3];
-        RawMerge {
-            first,
-            second,
-            merged,
-        }
-    }
-}
 
 /// Merges the results of the same queries' attention to two sets of keys into the result for all these keys, on the device
 /// of the inputs.

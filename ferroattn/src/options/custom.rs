@@ -1,19 +1,17 @@
 //! Scores and masks of other crates.
 
-use crate::device::{Device, Facts};
+use crate::device::Facts;
 use crate::entry::Entry;
 use crate::error::{Error, Result, expect_at_most};
-use crate::forward::{Problem, RawForward};
+use crate::forward::Problem;
 use crate::ptx::{self, Modules};
-use crate::tensor::{Storage, TensorBase};
+use crate::tensor::RawTensor;
 use crate::tensor_map::has_map;
 use kernels::abi::{ARRAYS, ArrayRef};
-use kernels::attention::custom::{Call, Custom, Pair, Word};
+use kernels::attention::custom::{Call, Custom, Pair};
 use kernels::catalog::{self, Dtype, Family, Forward, Kernel, Kind, Loop, MaskKind};
 use std::hash::{Hash, Hasher};
-use std::marker::PhantomData;
 use std::ops::Range;
-use std::sync::Arc;
 
 /// The kernels of a crate that are made with a [`Custom`] type, and the type for the host.
 ///
@@ -27,7 +25,7 @@ pub struct CustomKernels {
     /// The type's name in the root of its crate.
     of: &'static str,
     modules: Modules,
-    arrays: usize,
+    pub(super) arrays: usize,
     pub(super) keys: fn(&Call, u32) -> Range<u32>,
     pub(super) queries: fn(&Call, u32) -> Range<u32>,
     pub(super) score: fn(&Call, u32, f32, Pair) -> f32,
@@ -94,9 +92,9 @@ impl CustomKernels {
         dtype: Dtype,
         problem: &Problem,
         facts: &Facts,
-        args: &RawForward,
+        inputs: [&RawTensor; 3],
     ) -> Result<(&'static Kernel, Entry)> {
-        let is_mapped = [args.q, args.k, args.v].iter().all(has_map);
+        let is_mapped = inputs.into_iter().all(has_map);
         let kinds = [Loop::Hopper, Loop::Sm80].map(|of| Kind::of_head(of, MaskKind::Options));
         let kernels = kinds.into_iter().flat_map(|kind| {
             let dims = kind.dims().filter(|&dim| dim as usize >= problem.widest());
@@ -113,67 +111,8 @@ impl CustomKernels {
     }
 }
 
-/// An array of a call with a [`Custom`] type: a contiguous tensor of `u32`, `i32` or `f32` of any shape.
-#[derive(Clone, Debug)]
-pub struct CustomArray<'a> {
-    device: Device,
-    address: u64,
-    len: usize,
-    is_contiguous: bool,
-    tensor: PhantomData<&'a ()>,
-}
-
-impl<'a, S: Storage<Item: Word>, const R: usize> From<&'a TensorBase<S, R>> for CustomArray<'a> {
-    fn from(tensor: &'a TensorBase<S, R>) -> Self {
-        let raw = tensor.as_raw();
-        CustomArray {
-            device: tensor.device(),
-            address: raw.address,
-            len: raw.shape.iter().product(),
-            is_contiguous: raw.layout().is_contiguous(),
-            tensor: PhantomData,
-        }
-    }
-}
-
-/// A score or mask of another crate, as a call borrows it.
-#[derive(Clone, Debug)]
-pub(crate) struct BorrowedCustom<'a> {
-    pub kernels: &'static CustomKernels,
-    pub arrays: Arc<[CustomArray<'a>]>,
-}
-
-impl BorrowedCustom<'_> {
-    /// The device of each array.
-    pub fn devices(&self) -> impl Iterator<Item = Device> {
-        self.arrays.iter().map(|array| array.device.clone())
-    }
-
-    /// The arrays at their addresses.
-    pub fn raw(&self) -> Result<RawCustom> {
-        let mut arrays = [RawArray::default(); ARRAYS];
-        if self.arrays.len() != self.kernels.arrays {
-            return Err(Error::Arrays {
-                wanted: self.kernels.arrays,
-                found: self.arrays.len(),
-            });
-        }
-        for (to, array) in arrays.iter_mut().zip(&*self.arrays) {
-            if !array.is_contiguous {
-                return Err(Error::NotContiguous(ARRAY));
-            }
-            let (address, len) = (array.address, array.len as u64);
-            *to = RawArray { address, len };
-        }
-        Ok(RawCustom {
-            kernels: self.kernels,
-            arrays,
-        })
-    }
-}
-
 /// An array in messages.
-const ARRAY: &str = "an array of custom";
+pub(super) const ARRAY: &str = "an array of custom";
 
 /// An array of a call by address: 4-byte elements side by side.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]

@@ -1,16 +1,8 @@
 //! Keys and values of e4m3 beside queries of 16 bits.
 
-use super::{E4M3_CACHE, PREFIX, RawOptions};
-use crate::error::{Error, Result};
-use crate::forward::Problem;
+use crate::error::Result;
 use crate::tensor::{RawTensor, expect_shape};
 use kernels::abi::DescalesRef;
-
-/// Keys of the smallest pages that may have descales of their own: a product of tensor cores takes so many.
-const LEAST_PAGE: usize = 16;
-
-/// Numbers of e4m3 in 16 bytes.
-const VECTOR: usize = 16;
 
 /// A [cache of e4m3](crate::Attention::forward_e4m3_cache) by address: k and v of a call hold bytes, [`F8E4M3`](crate::F8E4M3), and
 /// stand for these numbers times a descale.
@@ -31,39 +23,6 @@ impl RawE4m3Cache {
             (None, None) => others.unwrap_or(self),
             _ => self,
         }
-    }
-
-    /// Checks the call's keys and values, of a valid problem, and the descales.
-    pub(crate) fn validate(
-        &self,
-        p: &Problem,
-        options: &RawOptions,
-        [k, v]: [&RawTensor; 2],
-    ) -> Result<()> {
-        let of_problem = super::first_of_pairs(p, options);
-        let others = [
-            (super::FP8, options.fp8.is_some()),
-            (PREFIX, options.prefix.is_some()),
-            (super::INVARIANT, options.batch_invariant),
-        ];
-        let other = others.into_iter().find(|(_, is_on)| *is_on);
-        if let Some(other) = of_problem.or(other.map(|(name, _)| name)) {
-            return Err(Error::Excluded(E4M3_CACHE, other));
-        }
-        for (argument, tensor) in [("k", k), ("v", v)] {
-            if !tensor.has_vectors(VECTOR) && !p.is_empty() {
-                return Err(Error::E4m3Rows(argument));
-            }
-        }
-        let entries = match self.of_pages {
-            false => p.batch,
-            true if options.pages.is_none() => {
-                return Err(Error::Needs("descales of pages", super::PAGES));
-            }
-            true if k.shape[2] < LEAST_PAGE => return Err(Error::E4m3Page(k.shape[2])),
-            true => k.shape[0],
-        };
-        self.expect_descales([entries, p.kv_heads])
     }
 
     /// Checks that descales have a shape.

@@ -1,23 +1,28 @@
 //! Options of an attention call beyond plain and causal attention, and the tensors that it takes for them.
 
 mod blocks;
+mod borrowed;
 mod custom;
+mod custom_arrays;
 #[cfg(test)]
 mod definition;
 mod e4m3_cache;
 #[cfg(test)]
 mod faults;
+mod first;
 mod fp8;
 #[cfg(feature = "cpu")]
 mod head;
 #[cfg(test)]
 mod huge;
 mod mask;
+mod names;
 mod numbers;
 mod pages;
 #[cfg(test)]
 mod passes;
 mod prefix;
+mod prefix_tensors;
 mod ranges;
 mod raw;
 #[cfg(test)]
@@ -27,22 +32,30 @@ mod slopes;
 mod tensors;
 #[cfg(test)]
 mod tests;
+mod validate;
 mod window;
 
 pub(crate) use blocks::{Tiles, WARPGROUP_ROWS};
-pub(crate) use custom::BorrowedCustom;
-pub use custom::{CustomArray, CustomKernels, RawArray, RawCustom};
+pub(crate) use borrowed::{Borrowed, BorrowedDescales};
+pub use custom::{CustomKernels, RawArray, RawCustom};
+pub(crate) use custom_arrays::BorrowedCustom;
+pub use custom_arrays::CustomArray;
 pub use e4m3_cache::RawE4m3Cache;
 pub(crate) use e4m3_cache::{descales_ref, in_pairs};
+pub(crate) use first::{
+    first, first_beside_cache, first_beside_fp8, first_not_in_fp8, first_of_pairs, first_of_scores,
+    has_far_scale,
+};
 pub use fp8::{Fp8, RawE4m3};
 #[cfg(feature = "cpu")]
 pub use head::HostOptions;
 #[cfg(feature = "cpu")]
-pub(crate) use head::{Head, rows_of, tanh_error};
+pub(crate) use head::{Head, tanh_error};
 pub use mask::MaskElement;
+pub(crate) use names::{CACHE, E4M3, E4M3_CACHE, FP8, INVARIANT, PAGES, PREFIX};
 pub(crate) use pages::{expect_last_page, read_pages};
 pub use prefix::RawPrefix;
-pub(crate) use prefix::{BorrowedPrefix, PREFIX};
+pub(crate) use prefix_tensors::BorrowedPrefix;
 pub(crate) use ranges::{Tables, Units};
 pub(crate) use raw::Part;
 pub(crate) use raw::{PAIRS, full, score_shape};
@@ -50,7 +63,7 @@ pub use raw::{RawBias, RawMask, RawOptions};
 pub use sequences::{RawSequences, Sequences};
 pub(crate) use sequences::{Sequence, Spaced};
 pub use slopes::alibi_slopes;
-pub(crate) use tensors::{Borrowed, BorrowedDescales, TensorOptions};
+pub(crate) use tensors::TensorOptions;
 pub use window::{ParseWindowError, Window};
 
 use crate::error::{Error, Result};
@@ -59,132 +72,6 @@ use crate::tensor::{Dtype, RawTensor};
 use kernels::abi::{
     BlockMapRef, Divisor, NEAR_SOFTCAP, Options, PagesRef, PairsRef, Switch, Switches, UnitsRef,
 };
-
-/// The name of packed or padded sequences.
-const LENGTHS: &str = "variable lengths";
-
-/// The name of the entries of a cache.
-pub(crate) const CACHE: &str = "cache_entries";
-
-/// The name of the pages of keys and values.
-pub(crate) const PAGES: &str = "pages";
-
-/// The name of calls whose results depend on no neighbours.
-pub(crate) const INVARIANT: &str = "batch_invariant";
-
-/// The name of keys and values of e4m3.
-pub(crate) const E4M3_CACHE: &str = "e4m3_cache";
-
-/// The name of q, k and v of e4m3.
-pub(crate) const E4M3: &str = "e4m3";
-
-/// The name of products of e4m3.
-pub(crate) const FP8: &str = "fp8";
-
-/// The first option of a call that plain kernels lack, by name.
-pub(crate) fn first(p: &Problem, tensors: &RawOptions) -> Option<&'static str> {
-    let options = [
-        (E4M3_CACHE, tensors.e4m3_cache.is_some()),
-        ("dim_v other than dim", p.dim_v != p.dim),
-        ("window", p.window != Window::NONE),
-        ("softcap", p.softcap.is_some()),
-        ("scale of 65536 or more", has_far_scale(p)),
-        ("alibi", tensors.alibi.is_some()),
-        ("sinks", tensors.sinks.is_some()),
-        ("bias", tensors.bias.is_some()),
-        ("mask", tensors.mask.is_some()),
-        (LENGTHS, tensors.sequences.is_some()),
-        ("first_keys", tensors.first_keys.is_some()),
-        (CACHE, tensors.cache_entries.is_some()),
-        (PAGES, tensors.pages.is_some()),
-        ("custom", tensors.custom.is_some()),
-        (INVARIANT, tensors.batch_invariant),
-        (FP8, tensors.fp8.is_some()),
-        (E4M3, tensors.e4m3.is_some()),
-    ];
-    let (name, _) = options.into_iter().find(|(_, is_on)| *is_on)?;
-    Some(name)
-}
-
-/// The first option of a call that kernels which read a cache lack, by name.
-pub(crate) fn first_beside_cache(p: &Problem, tensors: &RawOptions) -> Option<&'static str> {
-    let beside = RawOptions {
-        cache_entries: None,
-        ..*tensors
-    };
-    first(p, &beside)
-}
-
-/// The first option of a call that all kernels for FP8 lack, by name.
-pub(crate) fn first_not_in_fp8(p: &Problem, tensors: &RawOptions) -> Option<&'static str> {
-    let plain = Problem {
-        window: Window::NONE,
-        softcap: None,
-        ..*p
-    };
-    let tensors = RawOptions {
-        sinks: None,
-        sequences: None,
-        first_keys: None,
-        ..*tensors
-    };
-    first_beside_fp8(&plain, &tensors)
-}
-
-/// The first option of a call in FP8 that its kernels without options lack, by name.
-pub(crate) fn first_beside_fp8(p: &Problem, tensors: &RawOptions) -> Option<&'static str> {
-    let of_dims = Problem { dim_v: p.dim, ..*p };
-    let beside = RawOptions {
-        fp8: None,
-        e4m3: None,
-        ..*tensors
-    };
-    let others = [
-        (PREFIX, tensors.prefix.is_some()),
-        ("split_keys", tensors.split_keys > 0),
-    ];
-    let other = others.into_iter().find(|(_, is_on)| *is_on);
-    first(&of_dims, &beside).or(other.map(|(name, _)| name))
-}
-
-/// The first option of a call that kernels whose tiles have rows of several heads lack, by name.
-pub(crate) fn first_of_pairs(p: &Problem, tensors: &RawOptions) -> Option<&'static str> {
-    let plain = Problem {
-        window: Window::NONE,
-        softcap: None,
-        scale: 1.0,
-        ..*p
-    };
-    let of_pairs = RawOptions {
-        bias: tensors.bias,
-        mask: tensors.mask,
-        custom: tensors.custom,
-        ..RawOptions::default()
-    };
-    first(&plain, &of_pairs)
-}
-
-/// The first option of a call that changes scores, by name: kernels of latent attention lack these.
-pub(crate) fn first_of_scores(p: &Problem, tensors: &RawOptions) -> Option<&'static str> {
-    let of_scores = Problem {
-        window: Window::NONE,
-        dim_v: p.dim,
-        ..*p
-    };
-    let tensors = RawOptions {
-        sequences: None,
-        first_keys: None,
-        cache_entries: None,
-        pages: None,
-        ..*tensors
-    };
-    first(&of_scores, &tensors)
-}
-
-/// Whether the softmax may not scale products: their maximum times the scale is rounded by more than exponentials bear.
-fn has_far_scale(p: &Problem) -> bool {
-    p.scale.abs() >= FAR_SCALE
-}
 
 /// Whether scores may be so large that lse in f32 [has no digits left](kernels::abi::FAR_LSE) for the row's sum: where the call adds
 /// to them.
@@ -195,9 +82,6 @@ pub(crate) fn may_be_far(p: &Problem, tensors: &RawOptions) -> bool {
         || tensors.bias.is_some()
         || tensors.custom.is_some()
 }
-
-/// Products of ordinary size stay far below 2^30 times this: above, a rounded maximum may be off by 64.
-const FAR_SCALE: f32 = 65536.0;
 
 /// Checks that a call with a score or mask of another crate names no kernel.
 pub(crate) fn expect_best(name: Option<&str>) -> Result<()> {

@@ -26,7 +26,7 @@ impl RawOptions {
     pub(super) fn numbers(&self, p: &Problem, cache: usize) -> Result<Vec<Numbers>> {
         let mut all = Vec::new();
         if let Some(sequences) = &self.sequences {
-            let (count, rise) = sequences.numbers(p)?;
+            let (count, rise) = sequences.numbers(p.batch)?;
             let rows = [p.seqlen_q, p.seqlen_kv].into_iter();
             all.extend(sequences.named().into_iter().zip(rows).map(
                 |((argument, &tensor), most)| Numbers {

@@ -1,11 +1,10 @@
 //! Tensors of options by address.
 
 use super::custom::RawCustom;
-use super::mask::MaskElement;
 use super::{Fp8, RawE4m3, RawE4m3Cache, RawPrefix, RawSequences, Sequences};
 use crate::error::{Error, Result};
 use crate::forward::Problem;
-use crate::tensor::{Dtype, RawTensor, expect_shape};
+use crate::tensor::{Dtype, RawTensor};
 use kernels::abi::ForwardParams;
 use std::mem::offset_of;
 
@@ -105,75 +104,8 @@ pub struct RawMask {
 }
 
 impl RawOptions {
-    /// Checks every tensor.
-    pub(crate) fn validate(&self, p: &Problem) -> Result<()> {
-        // Which entries a cache has is known where the numbers are checked.
-        for numbers in self.numbers(p, 0)? {
-            numbers.validate()?;
-        }
-        if let (Some(Sequences::Packed { .. }), Some(_)) = (&self.sequences, &self.first_keys) {
-            return Err(Error::Excluded("first_keys", "packed sequences"));
-        }
-        if let Some(pages) = &self.pages {
-            if self.cache_entries.is_some() {
-                return Err(Error::Excluded(super::CACHE, super::PAGES));
-            }
-            expect_shape(super::PAGES, &[p.batch, pages.shape[1]], &pages.shape)?;
-            pages.expect_rows(super::PAGES, "its last axis")?;
-        }
-        if let Some(alibi) = &self.alibi {
-            let [slopes, _] = alibi.shape;
-            let slopes = match self.packed_sequences() {
-                Some(sequences) if slopes == sequences => sequences,
-                _ => p.batch,
-            };
-            expect_shape("alibi", &[slopes, p.heads], &alibi.shape)?;
-            alibi.expect_span("alibi")?;
-        }
-        if let Some(sinks) = &self.sinks {
-            expect_shape("sinks", &[p.heads], &sinks.shape)?;
-            sinks.expect_span("sinks")?;
-        }
-        if let Some(RawBias { tensor, .. }) = &self.bias {
-            expect_shape("bias", &score_shape(p, 1), &tensor.shape)?;
-            tensor.expect_rows("bias", "seqlen_kv")?;
-        }
-        if let Some(RawMask { bits, tensor }) = &self.mask {
-            let (keys, axis) = match bits {
-                true => (u32::KEYS, "ceil(seqlen_kv / 32)"),
-                false => (u8::KEYS, "seqlen_kv"),
-            };
-            expect_shape("mask", &score_shape(p, keys), &tensor.shape)?;
-            tensor.expect_rows("mask", axis)?;
-        }
-        self.expect_spreadable(p)?;
-        if let (Some(_), Some(option)) = (self.fp8, super::first_not_in_fp8(p, self)) {
-            return Err(Error::Excluded(super::FP8, option));
-        }
-        self.e4m3.map_or(Ok(()), |e4m3| e4m3.validate(p))?;
-        self.custom.map_or(Ok(()), |custom| custom.validate())?;
-        self.validate_prefix(p)
-    }
-
-    /// Checks that a batch invariant call of packed sequences has no option that counts keys from the first of all: their keys are
-    /// moved.
-    fn expect_spreadable(&self, p: &Problem) -> Result<()> {
-        if !self.batch_invariant || self.packed_sequences().is_none() {
-            return Ok(());
-        }
-        let split = (self.split_keys > 0).then_some("split_keys");
-        let of_pairs = Problem { dim_v: p.dim, ..*p };
-        match split.or(super::first_of_pairs(&of_pairs, self)) {
-            Some(option) => Err(Error::Excluded(
-                option,
-                "packed sequences that are batch_invariant",
-            )),
-            None => Ok(()),
-        }
-    }
-
     /// How many sequences are packed.
-    fn packed_sequences(&self) -> Option<usize> {
+    pub(super) fn packed_sequences(&self) -> Option<usize> {
         match self.sequences? {
             Sequences::Packed { q, .. } => Some(q.shape[0].saturating_sub(1)),
             Sequences::Padded { .. } => None,

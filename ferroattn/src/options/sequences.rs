@@ -1,7 +1,6 @@
 //! Sequences of variable lengths.
 
 use crate::error::{Error, Result};
-use crate::forward::Problem;
 use crate::tensor::RawTensor;
 use std::ops::Range;
 
@@ -123,11 +122,11 @@ impl<T: AsRef<[i32]>> Sequences<T> {
 }
 
 impl RawSequences {
-    /// How many numbers each part must have, and whether they are offsets, which rise.
-    pub(super) fn numbers(&self, p: &Problem) -> Result<(usize, bool)> {
+    /// How many numbers each part must have in a call of so many entries, and whether they are offsets, which rise.
+    pub(super) fn numbers(&self, batch: usize) -> Result<(usize, bool)> {
         match self {
-            Sequences::Padded { .. } => Ok((p.batch, false)),
-            Sequences::Packed { q, .. } => match (p.batch, q.shape[0]) {
+            Sequences::Padded { .. } => Ok((batch, false)),
+            Sequences::Packed { q, .. } => match (batch, q.shape[0]) {
                 (1, offsets @ 2..) => Ok((offsets, true)),
                 (1, offsets) => Err(Error::Offsets(offsets)),
                 (batch, _) => Err(Error::PackedBatch(batch)),

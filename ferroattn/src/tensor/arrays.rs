@@ -2,8 +2,10 @@
 
 use super::{Layout, RawTensor};
 use crate::error::{Error, Result};
-use ndarray::{ArrayBase, ArrayView, ArrayViewMut, Axis, Dimension, IntoDimension, RawData};
-use ndarray::{ShapeBuilder, StrideShape};
+use ndarray::{
+    ArrayBase, ArrayView, ArrayView2, ArrayViewMut, Axis, Dimension, IntoDimension, RawData,
+    ShapeBuilder, StrideShape, s,
+};
 use std::ptr::{NonNull, with_exposed_provenance_mut};
 
 impl<const R: usize> RawTensor<R> {
@@ -63,5 +65,20 @@ impl<const R: usize> RawTensor<R> {
             view.invert_axis(Axis(axis));
         }
         view
+    }
+}
+
+impl RawTensor {
+    /// The part of the head `[batch, head]` in host memory, to read.
+    ///
+    /// # Safety
+    /// The conditions of [`view`](Self::view).
+    pub(crate) unsafe fn view_of_head<'a, T>(
+        &self,
+        [batch, head]: [usize; 2],
+    ) -> ArrayView2<'a, T> {
+        // SAFETY: the caller's word.
+        let all = unsafe { self.view() };
+        all.slice_move(s![batch, head, .., ..])
     }
 }

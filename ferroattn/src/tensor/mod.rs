@@ -1,5 +1,6 @@
 //! Typed tensors with shape and strides, in the memory of a device.
 
+mod address;
 #[cfg(feature = "cpu")]
 mod arrays;
 mod buffer;
@@ -8,10 +9,12 @@ mod element;
 mod host;
 mod layout;
 mod raw;
+pub(crate) mod sealed;
 mod storage;
 mod view;
 
 pub use crate::dtype::Dtype;
+pub(crate) use crate::error::expect_shape;
 pub use buffer::Buffer;
 pub use element::Element;
 pub(crate) use layout::Layout;
@@ -21,10 +24,6 @@ pub use storage::{HostSlice, Part, Storage, StorageMut};
 use crate::device::Device;
 use crate::error::{Error, Result};
 use bytemuck::Pod;
-
-pub(crate) mod sealed {
-    pub trait Sealed {}
-}
 
 /// An `R`-dimensional tensor: a buffer, the position of the first element in it, a shape and strides.
 ///
@@ -222,21 +221,6 @@ fn contiguous_of<const R: usize>(shape: [usize; R], found: usize) -> Result<Layo
             found,
         }),
     }
-}
-
-pub(crate) fn expect_shape(
-    argument: &'static str,
-    expected: &[usize],
-    found: &[usize],
-) -> Result<()> {
-    if expected == found {
-        return Ok(());
-    }
-    Err(Error::Shape {
-        argument,
-        expected: expected.to_vec(),
-        found: found.to_vec(),
-    })
 }
 
 pub(crate) fn expect_device(

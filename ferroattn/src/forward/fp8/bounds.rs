@@ -3,7 +3,8 @@
 use super::Rounded;
 use crate::comparison::rounding;
 use crate::forward::bounds::{Bounds, DEVIATIONS, Term, Terms};
-use crate::forward::reference::{F32_UNIT, Query, Reference, Row, elements};
+use crate::forward::reference::{F32_UNIT, Query, Reference, Row};
+use crate::rows::elements;
 use crate::tensor::Element;
 use ndarray::{Array1, Axis, s};
 use std::f64::consts::LN_2;

@@ -1,6 +1,5 @@
 //! The additive bias.
 
-use super::of_head;
 use crate::options::RawBias;
 use crate::tensor::Dtype;
 use half::{bf16, f16};
@@ -23,11 +22,11 @@ impl HeadBias<'_> {
         let (tensor, head) = (&bias.tensor, [batch, head]);
         match bias.dtype {
             // SAFETY: the caller's word.
-            Dtype::F16 => HeadBias::F16(unsafe { of_head(tensor, head) }),
+            Dtype::F16 => HeadBias::F16(unsafe { tensor.view_of_head(head) }),
             // SAFETY: the caller's word.
-            Dtype::Bf16 => HeadBias::Bf16(unsafe { of_head(tensor, head) }),
+            Dtype::Bf16 => HeadBias::Bf16(unsafe { tensor.view_of_head(head) }),
             // SAFETY: the caller's word.
-            Dtype::F32 => HeadBias::F32(unsafe { of_head(tensor, head) }),
+            Dtype::F32 => HeadBias::F32(unsafe { tensor.view_of_head(head) }),
         }
     }
 

@@ -1,6 +1,5 @@
 //! The boolean mask.
 
-use super::of_head;
 use crate::options::RawMask;
 use ndarray::ArrayView2;
 
@@ -22,9 +21,9 @@ impl HeadMask<'_> {
         let (tensor, head) = (&mask.tensor, [batch, head]);
         match mask.bits {
             // SAFETY: the caller's word.
-            true => HeadMask::Bits(unsafe { of_head(tensor, head) }),
+            true => HeadMask::Bits(unsafe { tensor.view_of_head(head) }),
             // SAFETY: the caller's word.
-            false => HeadMask::Bytes(unsafe { of_head(tensor, head) }),
+            false => HeadMask::Bytes(unsafe { tensor.view_of_head(head) }),
         }
     }
 

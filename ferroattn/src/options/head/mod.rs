@@ -11,13 +11,12 @@ pub use host::HostOptions;
 
 use super::{Sequence, has_far_scale};
 use crate::forward::Problem;
-use crate::forward::reference::elements;
-use crate::tensor::{Dtype, RawTensor};
+use crate::tensor::Dtype;
 use bias::HeadBias;
 use custom::HeadCustom;
 use kernels::abi::NEAR_SOFTCAP;
 use mask::HeadMask;
-use ndarray::{Array2, ArrayView1, ArrayView2, ArrayViewMut2, CowArray, Ix2, s};
+use ndarray::{ArrayView1, ArrayViewMut2};
 use rectangles::{Rectangle, rectangles};
 use sequences::HeadSequences;
 use std::f64::consts::LOG2_E;
@@ -253,28 +252,6 @@ pub(crate) fn bounded(score: f64) -> f64 {
     }
 }
 
-/// The rows of ascending numbers of a row-major tensor: a part of it, or a copy if it has gaps.
-pub(crate) fn rows_of<'a>(
-    tensor: ArrayView2<'a, f64>,
-    numbers: &[usize],
-) -> CowArray<'a, f64, Ix2> {
-    match *numbers {
-        [] => tensor.slice_move(s![..0, ..]).into(),
-        [first, .., last] if last - first + 1 > numbers.len() => {
-            let mut rows = Vec::with_capacity(numbers.len() * tensor.ncols());
-            for number in numbers {
-                rows.extend_from_slice(elements(&tensor.row(*number)));
-            }
-            let shape = (numbers.len(), tensor.ncols());
-            let rows = Array2::from_shape_vec(shape, rows);
-            rows.expect("as many elements").into()
-        }
-        [first, ..] => tensor
-            .slice_move(s![first..first + numbers.len(), ..])
-            .into(),
-    }
-}
-
 /// The error of the hyperbolic tangent in calls of this type: kernels make it of an exponential and a reciprocal, each to
 /// about 2^-22, and only the CPU computes f32.
 pub(crate) fn tanh_error(dtype: Dtype) -> f64 {
@@ -282,14 +259,4 @@ pub(crate) fn tanh_error(dtype: Dtype) -> f64 {
         Dtype::F16 | Dtype::Bf16 => 1.0 / (1 << 20) as f64,
         Dtype::F32 => 0.0,
     }
-}
-
-/// The part of the head `[batch, head]` in host memory.
-///
-/// # Safety
-/// Every element lies in readable memory, aligned, and nothing writes it during `'a`.
-unsafe fn of_head<'a, T>(tensor: &RawTensor, [batch, head]: [usize; 2]) -> ArrayView2<'a, T> {
-    // SAFETY: the caller's word.
-    let all = unsafe { tensor.view() };
-    all.slice_move(s![batch, head, .., ..])
 }
