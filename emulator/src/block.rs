@@ -1,94 +1,26 @@
 //! A block: its warps, interleaved in an order drawn from a seed, its barriers and shared memory.
 
+use crate::barrier::{Arrival, Ballot};
 use crate::bulk::{BulkCopies, Late};
 use crate::clocks::Knowledge;
+use crate::context::Context;
 use crate::counters::Tally;
 use crate::decode::Action;
 use crate::error::{Fault, Rule, Violation};
-use crate::instructions::{Arrival, Ballot};
-use crate::launch::Launch;
+use crate::kernel::{Instruction, Kernel};
 use crate::mbarrier::Mbarriers;
-use crate::module::Instruction;
 use crate::pool::Pool;
 use crate::products::Products;
 use crate::random::Random;
-use crate::registers::{LANES, Reg, Row, Value};
-use crate::shared::{Accessor, Shared};
-use crate::warp::{State, Warp};
-use crate::warpgroup::{WARPS, Warpgroup};
+use crate::setting::Setting;
+use crate::shared::Shared;
+use crate::warp::{State, WARPS, Warp};
+use crate::warpgroup::Warpgroup;
 
 /// Named barriers of a block.
 const BARRIERS: usize = 16;
 /// The most instructions of a turn, after which another warp may run.
 const MAX_TURN: u64 = 64;
-
-/// The context of an instruction: the active lanes of a warp and all they can reach.
-pub(crate) struct Context<'a> {
-    /// The lanes that execute it.
-    pub active: u32,
-    /// The instruction's line.
-    pub line: u32,
-    pub warp: &'a mut Warp,
-    pub shared: &'a mut Shared,
-    pub mbarriers: &'a mut Mbarriers,
-    pub bulk: &'a mut BulkCopies,
-    pub launch: &'a Launch<'a>,
-    /// The block's position in the grid.
-    pub block: [u32; 3],
-    pub tally: &'a mut Tally,
-}
-
-impl Context<'_> {
-    /// A register's values in the active lanes; the others mean nothing.
-    #[inline(always)]
-    pub fn row<T: Value>(&self, reg: Reg<T>) -> Result<&Row<T>, Box<Violation>> {
-        self.warp.registers.read(reg, self.active)
-    }
-
-    /// A copy of a [row](Self::row).
-    #[inline(always)]
-    pub fn read<T: Value>(&self, reg: Reg<T>) -> Result<Row<T>, Box<Violation>> {
-        self.row(reg).copied()
-    }
-
-    #[inline(always)]
-    pub fn write<T: Value>(&mut self, reg: Reg<T>, value: Row<T>) {
-        self.warp.registers.write(reg, self.active, value);
-    }
-
-    /// Reads an operand that must be the same in all active lanes.
-    pub fn read_uniform<T: Value + PartialEq>(
-        &self,
-        reg: Reg<T>,
-        what: &'static str,
-    ) -> Result<T, Box<Violation>> {
-        let row = self.read(reg)?;
-        let first = row[self.active.trailing_zeros() as usize];
-        let differs = |lane: &usize| self.active >> lane & 1 != 0 && row[*lane] != first;
-        match (0..LANES).find(differs) {
-            None => Ok(first),
-            Some(lane) => Err(Violation::of_lanes(Rule::NotUniform { what }, 1 << lane)),
-        }
-    }
-
-    /// Fails unless all lanes of `needed` execute the instruction together.
-    pub fn require(&self, needed: u32) -> Result<(), Box<Violation>> {
-        let reached = self.active;
-        if needed & !reached == 0 {
-            return Ok(());
-        }
-        Err(Violation::of_lanes(
-            Rule::MissingLanes { needed, reached },
-            needed & !reached,
-        ))
-    }
-
-    /// The shared memory, and the identity under which a lane accesses it.
-    #[inline(always)]
-    pub fn shared_as(&mut self, lane: u32) -> (&mut Shared, Accessor<'_>) {
-        (self.shared, self.warp.accessor(lane, self.line))
-    }
-}
 
 /// A barrier and the warps that have arrived at it.
 #[derive(Default)]
@@ -103,7 +35,8 @@ struct Barrier {
 
 /// One block while it runs.
 pub(crate) struct Block<'a> {
-    launch: &'a Launch<'a>,
+    kernel: &'a Kernel,
+    launch: &'a Setting,
     position: [u32; 3],
     warps: Vec<Warp>,
     shared: Shared,
@@ -126,21 +59,22 @@ pub(crate) enum Progress {
 }
 
 impl<'a> Block<'a> {
-    pub fn new(launch: &'a Launch<'a>, position: [u32; 3]) -> Self {
+    pub fn new(kernel: &'a Kernel, launch: &'a Setting, position: [u32; 3]) -> Self {
         let threads = launch.threads();
         let warps = threads.div_ceil(32) as usize;
-        let has_products = launch.kernel.has_products;
+        let has_products = kernel.has_products;
         let new_warp = |index| {
             let lanes = (threads - 32 * index as u32).min(32);
-            let registers = launch.kernel.registers.clone();
+            let registers = kernel.registers.clone();
             let mut warp = Warp::new(index, warps, u32::MAX >> (32 - lanes), registers);
             if has_products {
-                warp.products = Products::new(&launch.kernel.in_products);
+                warp.products = Products::new(&kernel.in_products);
             }
             warp
         };
         let warpgroups = if has_products { warps / WARPS } else { 0 };
         Block {
+            kernel,
             launch,
             position,
             warps: (0..warps).map(new_warp).collect(),
@@ -148,8 +82,7 @@ impl<'a> Block<'a> {
             barriers: Default::default(),
             mbarriers: Mbarriers::default(),
             bulk: BulkCopies::new(Random::new(!launch.options.seed, position)),
-            pool: launch
-                .kernel
+            pool: kernel
                 .registers_at_launch
                 .map(|registers| Pool::new(registers, warps)),
             random: Random::new(launch.options.seed, position),
@@ -277,7 +210,7 @@ impl<'a> Block<'a> {
         let warp = &mut self.warps[index];
         let (pc, lanes) = warp.position();
         warp.last = pc;
-        let Some(instruction) = self.launch.kernel.instructions.get(pc) else {
+        let Some(instruction) = self.kernel.instructions.get(pc) else {
             let last = pc.saturating_sub(1);
             return Err(self.fault(index, last, *Violation::of_warp(Rule::NoReturn)));
         };
@@ -481,7 +414,7 @@ impl<'a> Block<'a> {
                 State::Sleeping => "for the end of its sleep".to_owned(),
                 State::AtWarpgroup => "for the other warps of its warpgroup".to_owned(),
             };
-            let kernel = self.launch.kernel;
+            let kernel = self.kernel;
             let instruction = &kernel.instructions[warp.last];
             let line = match kernel.files.source(instruction.location) {
                 Some(source) => source.to_string(),
@@ -499,14 +432,14 @@ impl<'a> Block<'a> {
     }
 
     fn late_fault(&self, (warp, line, violation): Late) -> Box<Fault> {
-        let mut instructions = self.launch.kernel.instructions.iter();
+        let mut instructions = self.kernel.instructions.iter();
         let pc = instructions.position(|instruction| instruction.line == line);
         self.fault(warp, pc.expect("the copy's instruction"), *violation)
     }
 
     fn fault(&self, warp: usize, pc: usize, violation: Violation) -> Box<Fault> {
         let warp = violation.warp.unwrap_or(warp);
-        let kernel = self.launch.kernel;
+        let kernel = self.kernel;
         let instruction = kernel.instructions.get(pc);
         let line = instruction.map_or(0, |i| i.line);
         Box::new(Fault {

@@ -7,7 +7,6 @@
 //!
 //! Global memory moves in sectors of 32 bytes; the ideal is the number that the moved bytes fill.
 
-use crate::findings::{Finding, findings};
 use crate::registers::{Row, lanes};
 use crate::source::Source;
 use std::collections::BTreeMap;
@@ -234,12 +233,6 @@ impl Counters {
             loads: ratio(self.total_of("ldmatrix").executed),
             wavefronts: ratio(total.wavefronts),
         })
-    }
-
-    /// Bank conflicts and uncoalesced accesses, the most wasteful first; equal ones are one finding.
-    #[must_use]
-    pub fn findings(&self) -> Vec<Finding> {
-        findings(self)
     }
 
     /// Arrivals of warps at barriers of the block.

@@ -1,10 +1,10 @@
 //! Decoding of statements: names become registers, and an instruction family turns the opcode into a
 //! closure over them.
 
-use crate::block::Context;
+use crate::barrier::BarrierUse;
+use crate::context::Context;
 use crate::error::Violation;
 use crate::host;
-use crate::instructions::BarrierUse;
 use crate::liveness::Effect;
 use crate::registers::{AnyReg, Declarations, Pred, Reg, Value};
 use crate::syntax::{Operand, Statement};

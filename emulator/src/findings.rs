@@ -42,8 +42,16 @@ impl Finding {
 /// The key of equal findings: kind, opcode, and `actual : ideal` in lowest terms.
 type Key<'a> = (FindingKind, &'a str, u64, u64);
 
+impl Counters {
+    /// Bank conflicts and uncoalesced accesses, the most wasteful first; equal ones are one finding.
+    #[must_use]
+    pub fn findings(&self) -> Vec<Finding> {
+        findings(self)
+    }
+}
+
 /// The findings of a launch, the most wasteful first.
-pub(crate) fn findings(counters: &Counters) -> Vec<Finding> {
+fn findings(counters: &Counters) -> Vec<Finding> {
     let mut groups: Vec<(Key, Finding)> = Vec::new();
     for (kind, line) in counters.lines.iter().flat_map(wasteful) {
         let (actual, ideal) = kind.counts(line);

@@ -4,8 +4,9 @@
 use crate::block::{Block, Progress};
 use crate::counters::Tally;
 use crate::error::Fault;
-use crate::launch::Launch;
+use crate::kernel::Kernel;
 use crate::random::Random;
+use crate::setting::Setting;
 use rayon::prelude::*;
 
 /// The most blocks that are resident at a time.
@@ -17,7 +18,7 @@ const MOST_IN_VAIN: u32 = 1000;
 /// The most instructions of a warp that looks and sleeps.
 const MOST_OF_A_LOOK: u64 = 8;
 
-impl Launch<'_> {
+impl Setting {
     fn blocks(&self) -> u64 {
         self.grid.into_iter().map(u64::from).product()
     }
@@ -31,18 +32,19 @@ impl Launch<'_> {
         ]
         .map(|i| i as u32)
     }
+}
 
-    fn tallies(&self) -> Vec<Tally> {
-        vec![Tally::default(); self.kernel.instructions.len()]
-    }
+/// A tally for each instruction.
+fn tallies_of(kernel: &Kernel) -> Vec<Tally> {
+    vec![Tally::default(); kernel.instructions.len()]
 }
 
 /// Runs each block to its end, several in parallel; what they executed, by instruction.
-pub(crate) fn in_parallel(launch: &Launch) -> Result<Vec<Tally>, Box<Fault>> {
+pub(crate) fn in_parallel(kernel: &Kernel, launch: &Setting) -> Result<Vec<Tally>, Box<Fault>> {
     let tallies = (0..launch.blocks()).into_par_iter().try_fold(
-        || launch.tallies(),
+        || tallies_of(kernel),
         |mut tallies, index| -> Result<_, Box<Fault>> {
-            Block::new(launch, launch.position(index)).run(&mut tallies)?;
+            Block::new(kernel, launch, launch.position(index)).run(&mut tallies)?;
             Ok(tallies)
         },
     );
@@ -57,17 +59,17 @@ pub(crate) fn in_parallel(launch: &Launch) -> Result<Vec<Tally>, Box<Fault>> {
 
 /// Runs the blocks as the seed says: they begin in their order, one to eight are resident at a time, and these take
 /// turns.
-pub(crate) fn interleaved(launch: &Launch) -> Result<Vec<Tally>, Box<Fault>> {
+pub(crate) fn interleaved(kernel: &Kernel, launch: &Setting) -> Result<Vec<Tally>, Box<Fault>> {
     let mut random = Random::new(launch.options.seed, launch.grid);
     let slots = 1 + random.below(MOST_RESIDENT) as usize;
-    let mut tallies = launch.tallies();
+    let mut tallies = tallies_of(kernel);
     let mut waiting = 0..launch.blocks();
     let mut resident: Vec<Block> = Vec::new();
     let mut in_vain = 0;
     loop {
         let free = slots - resident.len();
         let begin = waiting.by_ref().take(free);
-        resident.extend(begin.map(|index| Block::new(launch, launch.position(index))));
+        resident.extend(begin.map(|index| Block::new(kernel, launch, launch.position(index))));
         if resident.is_empty() {
             return Ok(tallies);
         }

@@ -3,38 +3,10 @@
 use crate::counters::{Counters, Line};
 use crate::error::Error;
 use crate::grid;
-use crate::memory::{Global, Memory};
-use crate::module::{Kernel, ParameterType};
+use crate::kernel::{Kernel, ParameterType};
+use crate::memory::Memory;
+use crate::setting::{Options, Setting};
 use crate::shared::MAX_CLOCK;
-
-/// How to run a launch.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Options {
-    /// Seed of the order in which the warps of a block take turns, and blocks that change the same numbers.
-    pub seed: u64,
-    /// Instructions that a warp may execute; at most 2^26 - 2, the default. A kernel that needs more
-    /// breaks [`Rule::Budget`](crate::Rule::Budget).
-    pub instruction_budget: u64,
-    /// Whether to count wavefronts, sectors and bytes, which takes a quarter more time.
-    pub counters: bool,
-    /// Shared memory that a block can have, static and dynamic together, in bytes. The default is
-    /// 227 KB, the most that any device has.
-    pub max_shared_bytes: u32,
-    /// Whether `wgmma` of FP8 with sums in f32 keeps 14 bits of each product, as Hopper does; off by default.
-    pub truncated_fp8_sums: bool,
-}
-
-impl Default for Options {
-    fn default() -> Self {
-        Options {
-            seed: 0,
-            instruction_budget: u64::from(MAX_CLOCK) - 1,
-            counters: false,
-            max_shared_bytes: 227 << 10,
-            truncated_fp8_sums: false,
-        }
-    }
-}
 
 /// A value for a kernel parameter.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -65,25 +37,6 @@ impl Argument<'_> {
             Argument::F32(value) => to.copy_from_slice(&value.to_le_bytes()),
             Argument::Bytes(bytes) => to.copy_from_slice(bytes),
         }
-    }
-}
-
-/// The state that all blocks of a launch share.
-pub(crate) struct Launch<'a> {
-    pub kernel: &'a Kernel,
-    pub global: Global,
-    pub parameters: Vec<u8>,
-    pub grid: [u32; 3],
-    pub block: [u32; 3],
-    /// Static and dynamic.
-    pub shared_bytes: u32,
-    pub options: Options,
-}
-
-impl Launch<'_> {
-    /// Threads of a block.
-    pub fn threads(&self) -> u32 {
-        self.block.iter().product()
     }
 }
 
@@ -135,8 +88,7 @@ pub fn launch(
     arguments: &[Argument],
     options: &Options,
 ) -> Result<Counters, Error> {
-    let launch = Launch {
-        kernel,
+    let launch = Setting {
         global: memory.snapshot(),
         parameters: argument_block(kernel, arguments)?,
         grid,
@@ -144,11 +96,11 @@ pub fn launch(
         shared_bytes: kernel.static_shared.saturating_add(shared_bytes),
         options: *options,
     };
-    check_sizes(&launch)?;
+    check_sizes(kernel, &launch)?;
     let tallies = if kernel.blocks_meet {
-        grid::interleaved(&launch)?
+        grid::interleaved(kernel, &launch)?
     } else {
-        grid::in_parallel(&launch)?
+        grid::in_parallel(kernel, &launch)?
     };
     let executed = kernel
         .instructions
@@ -197,8 +149,7 @@ fn argument_block(kernel: &Kernel, arguments: &[Argument]) -> Result<Vec<u8>, Er
     Ok(bytes)
 }
 
-fn check_sizes(launch: &Launch) -> Result<(), Error> {
-    let kernel = launch.kernel;
+fn check_sizes(kernel: &Kernel, launch: &Setting) -> Result<(), Error> {
     let check = |what, fits: bool, allowed: String, found: String| {
         let kernel = kernel.name.clone();
         (fits.then_some(())).ok_or(Error::LaunchSize {

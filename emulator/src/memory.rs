@@ -5,7 +5,7 @@
 
 use crate::bytes::Bytes;
 use crate::error::{Rule, Violation};
-use crate::instructions::canonical_bits;
+use crate::nan::canonical_bits;
 use crate::shared::BULK_ALIGNMENT;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};

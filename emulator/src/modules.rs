@@ -5,10 +5,20 @@ use crate::module::Module;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// The process's modules, of 32 MB of text: more than the largest twenty together.
-pub(crate) static MODULES: Modules = Modules::new(32 << 20);
+static MODULES: Modules = Modules::new(32 << 20);
+
+impl Module {
+    /// [Reads](Self::parse) a module, unless this process has read the same text under the same name lately.
+    ///
+    /// # Errors
+    /// The conditions of [`parse`](Self::parse).
+    pub fn shared(text: &str, name: &str) -> Result<Arc<Self>, Error> {
+        MODULES.read(text, name)
+    }
+}
 
 /// Modules of a limited size of text.
-pub(crate) struct Modules {
+struct Modules {
     most_bytes: usize,
     /// The one used last at the end.
     recent: Mutex<Vec<Arc<Module>>>,

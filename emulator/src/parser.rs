@@ -2,7 +2,7 @@
 
 use crate::decode::{Name, Scope};
 use crate::error::{Error, SyntaxError};
-use crate::module::{Kernel, Parameter, ParameterType};
+use crate::kernel::{Kernel, Parameter, ParameterType};
 use crate::pool::registers_at_launch;
 use crate::products::Numbers;
 use crate::shared::SHARED_BASE;

@@ -1,11 +1,13 @@
 //! A warp: its registers, where its lanes are in the program, and what they know of other threads.
 
 use crate::clocks::{ALL_LANES, Knowledge};
-use crate::instructions::Copies;
+use crate::copies::Copies;
 use crate::products::Products;
 use crate::registers::{Registers, lanes as lanes_of};
 use crate::shared::Accessor;
-use crate::warpgroup::WARPS;
+
+/// Warps of a warpgroup.
+pub(crate) const WARPS: usize = 4;
 
 /// Whether a warp can go on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -6,10 +6,7 @@ use crate::error::{Rule, Violation};
 use crate::pool::Pool;
 use crate::registers::{Pred, Reg, Value};
 use crate::shared::{Accessor, Shared};
-use crate::warp::Warp;
-
-/// Warps of a warpgroup.
-pub(crate) const WARPS: usize = 4;
+use crate::warp::{WARPS, Warp};
 
 /// The context of a warpgroup's instruction. All lanes of the four warps execute it.
 pub(crate) struct Warpgroup<'a> {

@@ -1,8 +1,9 @@
 //! `atom` and `red`: read and change of global memory that no other atomic comes between.
 
 use super::memory::address;
-use super::{canonical_bits, for_each_lane, lanes};
+use super::{for_each_lane, lanes};
 use crate::decode::{Decoded, Decoder};
+use crate::nan::canonical_bits;
 use crate::registers::{Reg, Value};
 use crate::syntax::Operand;
 

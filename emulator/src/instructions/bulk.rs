@@ -8,8 +8,8 @@
 
 use super::memory::address;
 use super::{for_each_lane, lanes, shared_address};
-use crate::block::Context;
 use crate::bulk::{Load, Place, Store, check_destination, fetch};
+use crate::context::Context;
 use crate::decode::{Decoded, Decoder};
 use crate::error::{Rule, Violation};
 use crate::registers::Reg;

@@ -1,11 +1,11 @@
 //! `cvt`: between integer widths, between integers and floats, and between float widths, FP8 among them.
 
 use super::elements::from_f16;
-use super::float::canonical_bits;
 use super::fp8::{E4m3, E5m2, Fp8};
 use super::{binary, lanes, unary};
 use crate::decode::{Decoded, Decoder};
 use crate::host;
+use crate::nan::canonical_bits;
 use crate::registers::{AnyReg, Reg, Row, map_row, row_of};
 use half::{bf16, f16};
 

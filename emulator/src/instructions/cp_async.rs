@@ -5,34 +5,13 @@
 
 use super::memory::address;
 use super::{for_each_lane, lanes, shared_address};
-use crate::block::Context;
+use crate::context::Context;
+use crate::copies::Copy;
 use crate::decode::{Decoded, Decoder};
 use crate::error::Violation;
 use crate::registers::{Reg, map_row};
 use crate::syntax::Operand;
 use std::mem::take;
-
-/// A copy that has not landed.
-struct Copy {
-    lane: u32,
-    /// The group of its thread, counted from 0.
-    group: u32,
-    to: u32,
-    from: u64,
-    /// Bytes to write.
-    bytes: u32,
-    /// Bytes to read; the others become zeros.
-    source_bytes: u32,
-    line: u32,
-}
-
-/// The copies of a warp that are under way.
-#[derive(Default)]
-pub(crate) struct Copies {
-    pending: Vec<Copy>,
-    /// Groups that each lane has closed.
-    closed: [u32; 32],
-}
 
 pub(super) fn decode(d: &mut Decoder) -> Decoded {
     match d.opcode() {

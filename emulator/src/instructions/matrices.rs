@@ -6,8 +6,8 @@
 
 use super::memory::address;
 use super::{Address, lanes, shared_address};
-use crate::block::Context;
 use crate::clocks::ALL_LANES;
+use crate::context::Context;
 use crate::decode::{Decoded, Decoder};
 use crate::error::Violation;
 use crate::registers::{Reg, Row, row_of};

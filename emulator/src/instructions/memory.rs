@@ -2,7 +2,7 @@
 
 use super::convert::extend;
 use super::{Address, for_each_lane, lanes, shared_address};
-use crate::block::Context;
+use crate::context::Context;
 use crate::decode::{Decoded, Decoder, Name};
 use crate::registers::{AnyReg, LANES, Row, map_row, row_of};
 use crate::syntax::Operand;

@@ -17,7 +17,7 @@ use super::elements::{Bf16, Element, F16, FusedF16};
 use super::fp8::{E4m3, E5m2};
 use super::lanes;
 use super::tiles::{self, Tile};
-use crate::block::Context;
+use crate::context::Context;
 use crate::decode::{Decoded, Decoder};
 use crate::error::Violation;
 use crate::host;

@@ -28,11 +28,7 @@ mod tiles;
 mod truncation;
 mod wgmma;
 
-pub(crate) use barrier::{Arrival, Ballot, BarrierUse};
-pub(crate) use cp_async::Copies;
-pub(crate) use float::canonical_bits;
-
-use crate::block::Context;
+use crate::context::Context;
 use crate::decode::{Action, Decoded, Decoder, lanes, warpgroup};
 use crate::error::Violation;
 use crate::registers::{Pred, Reg, Row, Value, map_row, row_of};

@@ -1,7 +1,7 @@
 //! `shfl.sync`, `redux.sync`, `vote.sync` and `elect.sync`: values between the lanes of a warp.
 
 use super::lanes;
-use crate::block::Context;
+use crate::context::Context;
 use crate::decode::{Decoded, Decoder};
 use crate::error::{Rule, Violation};
 use crate::registers::{LANES, Reg, Row, lanes as lanes_of};

@@ -6,8 +6,8 @@
 use super::bulk::{start_load, start_store};
 use super::memory::{address, base_address};
 use super::{Address, for_each_lane, lanes};
-use crate::block::Context;
 use crate::bulk::Place;
+use crate::context::Context;
 use crate::decode::{Decoded, Decoder};
 use crate::error::{Rule, Violation};
 use crate::memory::PARAMETERS;

@@ -4,7 +4,7 @@
 //! are the elements `4t` to `4t + 3` of four lanes.
 
 use super::elements::Element;
-use super::float::canonical_bits;
+use crate::nan::canonical_bits;
 use crate::registers::{Row, map_row, row_of};
 use std::hint::black_box;
 
