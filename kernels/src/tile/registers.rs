@@ -11,6 +11,9 @@
 //! | [`opaque`], [`opaque_in`] | values held that are cheap to compute; loops unrolled | addresses of copies and fragments |
 //! | [`fence`] | loads and products of several tiles mixed | softmax of two 16-row tiles, guarded products |
 //!
+//! Beside each use stands what it saves: what `cargo xtask build-ptx --compare` shows without it. Code of an option counts only
+//! where its switch is on.
+//!
 //! Registers also depend on source that looks equal. Compare registers, spills and instructions of all kernels
 //! (`cargo xtask build-ptx`) after a change such as these:
 //!

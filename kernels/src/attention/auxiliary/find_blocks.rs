@@ -50,10 +50,10 @@ pub unsafe fn find_blocks<const W: u32>(params: &BlockMapParams) {
                 let mask = Pairs::new(&params.mask, place, element.bytes());
                 // SAFETY: the caller's promise; all lanes of the warp have one block.
                 found = unsafe { look(mask, element, queries, keys, lane, found) };
-                member = opaque(member + 1);
+                member += 1;
             }
             coverages |= (Coverage::of(found) as u32) << (2 * part);
-            part = opaque(part + 1);
+            part += 1;
         }
         coverages
     };
@@ -82,6 +82,7 @@ pub unsafe fn find_blocks<const W: u32>(params: &BlockMapParams) {
                 before += if i < thread { is_shown } else { 0 };
                 own = if i == thread { coverages } else { own };
                 all += is_shown;
+                // Opaque: a register fewer from sm_90 on.
                 i = opaque(i + 1);
             }
             let block = done + thread;
@@ -222,7 +223,7 @@ unsafe fn rows<const LOG: u32>(
             shown |= some;
             hidden |= others;
         }
-        place = opaque(place + (1 << log));
+        place += 1 << log;
     }
     ([shown, hidden], AT_ONCE as u32 * lane_rows)
 }

@@ -177,7 +177,7 @@ unsafe fn divide_keys(params: &RangesParams, [q, kv]: [Side; 2]) {
     while entry < params.batch {
         let [start, end] = seen(entry);
         all += (end - start) as u32;
-        entry = opaque(entry + 32);
+        entry += 32;
     }
     // SAFETY: all lanes are here.
     let (_, all) = unsafe { prefix_sums(all) };
@@ -205,7 +205,7 @@ unsafe fn divide_keys(params: &RangesParams, [q, kv]: [Side; 2]) {
             }
         }
         before += of_all;
-        first = opaque(first + 32);
+        first += 32;
     }
     let mut unit = before;
     // SAFETY: as above.
@@ -216,7 +216,7 @@ unsafe fn divide_keys(params: &RangesParams, [q, kv]: [Side; 2]) {
         unit += lane;
         while unit < params.unit_count {
             write_unit(params, unit, [Unit::NONE, 0, 0, 0]);
-            unit = opaque(unit + 32);
+            unit += 32;
         }
     }
 }
@@ -261,6 +261,7 @@ unsafe fn write_units(
                 [entry, first, keys.min(end - first), number],
             )
         };
+        // Opaque: 3 to 8 registers fewer.
         number = opaque(number + 1);
     }
 }
@@ -313,7 +314,7 @@ unsafe fn write_slopes(params: &RangesParams, sequence: u32, [query, queries]: [
             let slope = global::load_u32(params.slopes.wrapping_add_signed(4 * from));
             global::store_u32(params.query_slopes + 4 * to, slope);
         }
-        // Opaque: the loop stays one.
+        // Opaque: the loop stays one, 250 instructions fewer.
         head = opaque(head + 1);
     }
 }

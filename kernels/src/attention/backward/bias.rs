@@ -198,7 +198,8 @@ unsafe fn add<E: Element, M: Mask, C: Score, const W: usize, const DT: usize, co
         let head_index = sequence.head_index(forward, head);
         let has_far = has_far_rows(params);
         for nt in 0..NT {
-            // Else the assembler mixes the tiles, whose loads take more registers than there are for three blocks.
+            // Else the assembler mixes the tiles, whose loads take more registers than there are for three
+            // blocks: 48 bytes of spills.
             fence();
             score.apply_deriving(&mut p[0][nt], corner.skip::<true>(0, nt));
             let first = query + 16 * nt as u32;

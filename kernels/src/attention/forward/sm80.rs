@@ -130,6 +130,7 @@ pub unsafe fn sm80<
                     break;
                 }
             }
+            // Held over the loop, what it is made of spills 20 bytes at D = 128.
             let keys = again(|| {
                 let work = WorkTile::<H>::of_block(params, br);
                 let mask = work.mask::<M>(params, work.keys(params));

@@ -24,6 +24,7 @@ impl<const T: usize, const MT: usize, const DT: usize, const KT: usize> TeamTile
     /// K of block `j`, or of the one that follows it.
     #[inline(always)]
     pub fn k(self, j: u32) -> SharedTile<DT> {
+        // Its sums with addresses of fragments, held over the loop, would take 8 instructions.
         SharedTile::new(opaque_in(self.qo.skip(self.br).base, j))
     }
 

@@ -310,7 +310,7 @@ impl<L: Line> Visible for Seen<L> {
             let keys = keys.map(|keys| keys.counted_from(fragment::accumulator(lane, 0).1 as i32));
             for nt in 0..NT {
                 if nt % 2 == 0 {
-                    // SAFETY: all lanes of the warp mask their scores together.
+                    // SAFETY: all lanes of the warp mask their scores together. Else sums of far rows take 2 registers more.
                     unsafe { fence() }
                 }
                 for i in 0..8 {
@@ -351,7 +351,7 @@ impl<L: Line> Visible for Seen<L> {
                 return warp.accumulate_guarded::<B, NT, VT>(p, v_tile, keys);
             }
             let v = |nt: u32, dt: usize| {
-                // Else the assembler reads V far ahead.
+                // Else the assembler reads V far ahead: 25 registers more.
                 fence();
                 let v_tile = v_tile.skip(16 * nt);
                 B::values(v_tile, special::lane(), 0, dt / B::SLICES)[dt % B::SLICES]

@@ -133,6 +133,7 @@ pub unsafe fn store_partial<B: Numbers, H: Heads, C: Score, const MT: usize, con
     column: impl Fn(usize) -> u32,
 ) {
     let lane = special::lane();
+    // Opaque: else what is known of columns is computed for full results, too: up to 130 instructions.
     let dim = opaque(C::value_dim(params));
     for mt in 0..MT {
         for r in 0..2 {

@@ -56,7 +56,8 @@ impl<'a, K: Kernel, const MT: usize, const DT: usize, const NT: usize> Block<'a,
         }
     }
 
-    /// The thread, read where it is used, in each step and, by another number of the step, once more: registers are few.
+    /// The thread, read where it is used, in each step and, by another number of the step, once more: held, it spills 48 bytes at
+    /// D = 128.
     #[inline(always)]
     pub fn thread(&self, step: u32) -> u32 {
         // SAFETY: the launch has this many threads a block.

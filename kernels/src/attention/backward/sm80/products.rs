@@ -45,6 +45,7 @@ impl<K: Kernel, const MT: usize, const DT: usize, const NT: usize> Block<'_, K, 
         tile: QueryTile<DT>,
     ) -> [[Accumulator; NT]; MT] {
         let mut x = [[Accumulator::ZERO; NT]; MT];
+        // Held over the loop, addresses of fragments spill 8 bytes with options.
         let lane = opaque_in(special::lane(), tile.first);
         let own = self.own(tile.first);
         let a = |dt: usize| {
@@ -98,6 +99,7 @@ impl<K: Kernel, const MT: usize, const DT: usize, const NT: usize> Block<'_, K, 
                     }
                     a
                 };
+                // Held over the loop, addresses of fragments spill 12 bytes at D = 128.
                 let lane = opaque_in(special::lane(), tile.first);
                 multiply::<K::Element, Fixed, MT, NT, DT, DT>(sum, a, right, lane, |dt| dt);
             }

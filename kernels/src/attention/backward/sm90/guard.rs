@@ -9,7 +9,6 @@ use crate::attention::guard::panels::{add_guarded_rows, has_non_finite};
 use crate::attention::options::mask::{Interval, Mask};
 use crate::layout::descriptor::{Descriptor, Panels};
 use crate::ptx::special;
-use crate::tile::registers::opaque;
 use crate::tile::{Accumulator, Element};
 use core::hint::cold_path;
 
@@ -38,17 +37,11 @@ impl Columns {
     #[inline(always)]
     pub fn new<M: Mask>(tile: Panels, zeros: u32, leave_out: bool) -> Self {
         let (mut first, mut step) = (tile.columns(), tile.to_rows(1) / 16);
-        if !M::UNIFORM {
-            if leave_out {
-                // Without strides all rows and columns are the same few.
-                first.low = zeros / 16;
-                first.high &= !0xffff;
-                step = 0;
-            }
-            // Opaque, so that the compiler makes no branches of the choice.
-            first.low = opaque(first.low);
-            first.high = opaque(first.high);
-            step = opaque(step);
+        if !M::UNIFORM && leave_out {
+            // Without strides all rows and columns are the same few.
+            first.low = zeros / 16;
+            first.high &= !0xffff;
+            step = 0;
         }
         Columns { first, step }
     }

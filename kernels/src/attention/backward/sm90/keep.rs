@@ -56,6 +56,7 @@ pub unsafe fn keep<M: Mask>(params: &Sm90BackwardParams, job: &Job<M>, panel: Ds
             bulk::store_once(to, panel.base, image.panel_bytes());
             bulk::commit();
             bulk::wait_read::<0>();
+            // Opaque: the loop is not turned, 24 to 72 instructions fewer.
             left = opaque(left - 1);
             if left > 0 {
                 barrier::arrive(panel.read, SHARING);

@@ -16,7 +16,7 @@ pub unsafe fn load<const DT: usize>(to: Panels, map: u64, [row, head, batch]: [u
         let [column, row, head, batch] = [column, row, head, batch].map(|at| at as i32);
         // SAFETY: the caller's promise.
         unsafe { tensor::load(place, map, column, row, head, batch, full) }
-        // Opaque: the loop stays one.
+        // Opaque: the loop stays one, 24 to 240 instructions fewer.
         panel = opaque(panel + 1);
     }
 }

@@ -18,7 +18,7 @@ use crate::attention::workload::sequence::Sequence;
 use crate::layout::rows::Rows;
 use crate::layout::sm90_backward::{DsImage, Sm90BackwardMemory, Sm90QueryMemory};
 use crate::ptx::{barrier, bulk, global, mbarrier, shared, shuffle, special};
-use crate::tile::registers::{again, opaque};
+use crate::tile::registers::opaque;
 use crate::tile::wgmma::{self, Product};
 use crate::tile::{Accumulator, Element, Ring};
 use core::hint::assert_unchecked;
@@ -174,6 +174,7 @@ unsafe fn produce<M: Mask, const DT: usize, const NT: usize, const S: u32>(
             mbarrier::arrive_expect(full, Sm90QueryMemory::DS_BYTES + memory.k_bytes());
             // Boxes of wide heads have half of the keys.
             let box_rows = if DT > 8 { 64 } else { KEYS };
+            // Opaque counters: loops stay loops, up to 110 instructions fewer.
             let mut row = 0;
             while row < KEYS {
                 let first_key = tile * KEYS + row;
@@ -191,7 +192,7 @@ unsafe fn produce<M: Mask, const DT: usize, const NT: usize, const S: u32>(
                 block = opaque(block + 1);
             }
             ring = ring.next();
-            visit = opaque(visit + 1);
+            visit += 1;
         }
     }
 }
@@ -238,9 +239,8 @@ unsafe fn consume<E: Element, M: Mask, const DT: usize, const S: u32>(
             }
             ring.release(full);
             ring = ring.next();
-            left = opaque(left - 1);
+            left -= 1;
         }
-        let job = again(|| Job::<M>::at(params, place));
         if shuffle::first(thread() / 32) == 0 && warpgroup == 0 {
             // All of the job's dS has landed.
             progress::count(params, Stored::read(job.wave(params)));

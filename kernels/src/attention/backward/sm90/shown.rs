@@ -5,7 +5,6 @@ use crate::attention::options::mask::Interval;
 use crate::layout::fragment;
 use crate::ptx::special;
 use crate::tile::Accumulator;
-use crate::tile::registers::opaque;
 
 /// Which elements of a step's tiles have a pair that sees each other.
 #[derive(Clone, Copy, Default)]
@@ -27,8 +26,6 @@ impl<I: Interval> Shown<I> {
                 of_key::<I, NT, 1>(queries[1]),
             );
             bits = [upper[0] | lower[0], upper[1] | lower[1]];
-            // Opaque: bits, and not a register for each element.
-            bits = [opaque(bits[0]), opaque(bits[1])];
         }
         Shown { queries, bits }
     }

@@ -177,7 +177,7 @@ impl Outer for UpperHalves {
     #[inline(always)]
     unsafe fn take<const OT: usize>(&mut self, o: &mut [Accumulator; OT]) {
         for dt in 0..OT {
-            // SAFETY: the memory of the thread. Else the assembler reads all tiles ahead.
+            // SAFETY: the memory of the thread. Else the assembler reads all tiles ahead: 20 bytes of spills.
             unsafe {
                 fence();
                 self.add_to(&mut o[dt], dt);

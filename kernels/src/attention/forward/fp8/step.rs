@@ -279,7 +279,7 @@ impl<K: Kernel, const QT: usize, const S: u32> Consumer<K, QT, S> {
                 if QT > 0 {
                     s.operand_rows(self.q[dt], b, dt > 0);
                 } else {
-                    // Opaque: the compiler would hold each operand's word over the tile.
+                    // Opaque: the compiler would hold each operand's word over the tile, 8 instructions.
                     let q = self.memory.q(opaque(self.slot));
                     s.rows(q.rows(0).skip(q.to_columns(dt as u32)), b, dt > 0);
                 }

@@ -30,6 +30,7 @@ pub unsafe fn store<K: Kernel, U: Outer, const OT: usize>(
     softmax: Softmax,
 ) {
     let params = &launch.forward;
+    // Held over the loop, it spills 16 to 112 bytes.
     let part = again(|| Part::<K>::new(params, job, K::tile_row()));
     let lane = special::lane();
     let kv_head = kv_head_index(launch, &part);

@@ -12,7 +12,6 @@ use crate::attention::options::score::Score;
 use crate::attention::workload::heads::Heads;
 use crate::layout::latent::LatentMemory;
 use crate::ptx::{barrier, special};
-use crate::tile::registers::again;
 use crate::tile::wgmma::Product;
 use crate::tile::whole::map_rows;
 use crate::tile::{Accumulator, Element, Operand};
@@ -97,19 +96,16 @@ pub unsafe fn consume<
             }
         }
         consumer.exchange().add_sums(&mut consumer.softmax);
-        // The number of units was compared before.
-        if let Some(part) = again(|| Part::<M, H>::new::<C>(params)) {
-            let thread = special::thread(THREADS);
-            let first = part.work.first + thread / 32 % 4 * 16;
-            let columns = 16 * OT as u32 * (thread / 128);
-            store_rows::<E, C, H, OT>(
-                params,
-                &part.work,
-                [first as i32, columns as i32],
-                thread % 32,
-                consumer.o,
-                &consumer.softmax,
-            );
-        }
+        let thread = special::thread(THREADS);
+        let first = part.work.first + thread / 32 % 4 * 16;
+        let columns = 16 * OT as u32 * (thread / 128);
+        store_rows::<E, C, H, OT>(
+            params,
+            &part.work,
+            [first as i32, columns as i32],
+            thread % 32,
+            consumer.o,
+            &consumer.softmax,
+        );
     }
 }

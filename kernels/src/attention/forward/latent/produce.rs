@@ -53,10 +53,10 @@ pub unsafe fn produce<M: Mask, H: Heads, C: Score, const S: u32>(
                     let column = (panel * to.width) as i32;
                     let to = to.skip_panels(panel).base;
                     tensor::load_once(to, map, column, row, head as i32, entry, full);
-                    // Opaque: the loop stays one.
+                    // Opaque: the loop stays one, with one load in place of nine.
                     panel = opaque(panel + 1);
                 }
-                (lane, skipped) = (opaque(lane + 1), skipped + box_keys);
+                (lane, skipped) = (lane + 1, skipped + box_keys);
             }
         }
         block = block.next();

@@ -7,7 +7,6 @@ use crate::layout::latent::LatentMemory;
 use crate::layout::{element, fragment, rows::Rows};
 use crate::ptx::{bulk, global, ldmatrix, shared};
 use crate::tile::Operand;
-use crate::tile::registers::opaque;
 
 /// Chunks that a thread loads at once.
 const AT_ONCE: usize = 9;
@@ -50,7 +49,7 @@ pub unsafe fn copy_q<M, H: Heads>(
                 shared::store_u32x4(memory.q().chunk(row, column), chunks[i]);
             }
         }
-        chunk = opaque(chunk + 256 * AT_ONCE as u32);
+        chunk += 256 * AT_ONCE as u32;
     }
     bulk::fence();
 }

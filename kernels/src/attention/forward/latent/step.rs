@@ -164,6 +164,7 @@ where
         unsafe {
             block.wait(self.memory.full(block.stage()));
             wgmma::fence();
+            // Opaque: 24 instructions fewer, since slices go on from one word.
             let mut a = q.rows(0);
             a.low = opaque(a.low);
             let b = k.rows(0);
@@ -266,8 +267,8 @@ where
                 let keys = self.keys_of_block(block.0);
                 add_guarded::<E, OT, NT>(v, &mut self.o, &mut p, keys);
                 barrier::some(number, 128);
-                let (mut skipped, end) = (0, opaque(32 * 256 * element::BYTES));
-                while skipped < end {
+                let mut skipped = 0;
+                while skipped < 32 * 256 * element::BYTES {
                     shared::store_u32x4(v.base + 16 * thread + skipped, [0; 4]);
                     skipped += 2048;
                 }

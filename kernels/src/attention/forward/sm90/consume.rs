@@ -78,6 +78,7 @@ pub unsafe fn consume<K: Kernel, const OT: usize, const NT: usize, const NQ: u32
             let (tile, walk) = Tile::<K>::new(params, place, numbers, job, &part, score);
             // Gives Q and the job back, where O does not need the slot; returns the job once more.
             let release_q = || {
+                // Held over the loop, it spills 8 bytes at D = 64.
                 let job = again(|| Job::load(memory.job(slot)));
                 if !K::O_BY_MAP {
                     mbarrier::arrive(memory.q_full(slot) + 8);
@@ -85,6 +86,7 @@ pub unsafe fn consume<K: Kernel, const OT: usize, const NT: usize, const NQ: u32
                 job
             };
 
+            // Opaque in loops that pass blocks by: 16 to 88 instructions fewer.
             let mut j = walk.end();
             while walk.passes_first(j) {
                 j = opaque(j - 1);

@@ -94,7 +94,6 @@ impl Maxima for Lazy {
             [*s] = tiles;
             // The branch keeps the exponentials before the wait for O, which the assembler would move up.
             if vote::any(!sums.fit()) {
-                cold::<K>();
                 *s = consumer.warp_scores(K::warp_row());
                 tile.apply(s, j);
                 barrier::warp();
@@ -115,12 +114,4 @@ unsafe fn update<const NT: usize>(softmax: &mut Softmax<1>, s: &mut [Accumulator
     // SAFETY: the caller's promise.
     let maxima = unsafe { softmax.maxima(s) };
     softmax.update(0, s, maxima)
-}
-
-/// [`cold_path`] without options. With them what a cold path calls would stay a call, with arguments in local memory.
-#[inline(always)]
-pub fn cold<K: Kernel>() {
-    if K::Score::SCALED {
-        cold_path();
-    }
 }

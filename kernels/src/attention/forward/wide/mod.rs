@@ -84,6 +84,7 @@ pub unsafe fn wide<
     let memory = WideMemory::new(br, [bc, v_keys], T as u32, S as u32, E::K * DT as u32);
     let team =
         |thread: u32| Team::<T>::of_warp(thread / 32, 16 * MT as u32, br, base + memory.exchange);
+    // Opaque: up to 8 registers fewer.
     let (team, team_again) = (team(thread), || team(opaque(thread)));
     let column = rows::column_of(&team);
     let warp_key = 16 * NT as u32 * team.side;
@@ -111,12 +112,13 @@ pub unsafe fn wide<
             }
 
             // 9. P = exp(S - m); 10. O = diag(exp(m_before - m)) O
+            // Held over the products, the place takes 10 to 18 registers more, and spills 36 bytes at D = 1024.
             let (team, lane) = (again(team_again), opaque(lane));
             let p_tile = SharedTile::<KT>::new(base).skip(team.row);
             rows.softmax::<E, T, KT>(s, team, p_tile, lane);
 
             // 10. O += P V. Here and not a function of `Rows`, which holds more: 40 bytes spilled at 1024 with options.
-            // Opaque: unrolled, the loops over slices and runs would take registers.
+            // Opaque: unrolled, the loops over slices and runs spill 48 bytes and have 4 times the instructions.
             for v_slice in 0..opaque(stream.v_slices) {
                 stream.wait::<C>();
                 let runs = (VT / RUN) as u32;

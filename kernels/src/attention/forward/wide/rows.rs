@@ -146,6 +146,7 @@ impl<C: Score, const OT: usize> Rows<C, OT> {
         let (br, threads, lane) = ((16 * MT * W / T) as u32, 32 * W as u32, special::lane());
         // SAFETY: the caller's promise.
         let (mut o, totals) = (self.o, unsafe { team.totals(&self.softmax) });
+        // Held over the loop, it spills 12 bytes at D = 1024.
         let work = again(|| WorkTile::<H>::of_block(params, br));
         let first = work.first + team.row;
         let exist = work.row_count().saturating_sub(first);

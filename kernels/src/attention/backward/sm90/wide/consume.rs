@@ -76,6 +76,7 @@ impl<M: Mask> Consumer<'_, M> {
         ring: Stages,
     ) -> ([Accumulator; NT], [[[f32; 2]; 2]; NT]) {
         let (tile, full) = self.tile(ring, 0);
+        // Opaque: the compiler would hold each operand's word over the loop, 16 instructions.
         let keys = self.memory.keys(opaque(self.warpgroup));
         // SAFETY: the caller's promise.
         unsafe {
@@ -335,10 +336,11 @@ pub unsafe fn consume<E: Element, M: Mask, const DT: usize>(
             p = x.map(Accumulator::to_operand::<E>);
             this.pass_ds(&p);
             leave_out = this.guard::<E, DT>(ring, &mut sum, &mut p, step);
-            left = opaque(left - 1);
+            left -= 1;
         }
         this.issue_columns::<E, DT>(ring, &mut sum, &p, leave_out);
         wait::<0, _>(&mut sum);
+        // Held, it takes 8 instructions more.
         again(consumer).store::<E, DT>(sum);
     }
 }

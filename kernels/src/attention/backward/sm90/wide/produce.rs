@@ -35,6 +35,7 @@ pub unsafe fn produce<M: Mask, const DT: usize>(
             mbarrier::arrive_expect(full, memory.tile_bytes());
             let map = maps + 128 + 128 * u64::from(which);
             load::<DT>(memory.keys(which), map, keys, full);
+            // Opaque: the loops over two tensors stay loops, 48 instructions.
             which = opaque(which + 1);
         }
         let mut ring = Ring::<{ Sm90WideMemory::STAGES }>(0);
@@ -57,7 +58,7 @@ pub unsafe fn produce<M: Mask, const DT: usize>(
             }
             ring = ring.next();
             step = step.next(&job);
-            left = opaque(left - 1);
+            left -= 1;
         }
     }
 }
