@@ -2,9 +2,10 @@
 
 use crate::choice::Choice;
 use crate::grid::Grid;
+use crate::peers::PeerName;
 use crate::shape::Shape;
 use clap::builder::PossibleValuesParser;
-use clap::{Parser, Subcommand, ValueEnum};
+use clap::{Parser, Subcommand};
 use ferroattn::Class;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
@@ -42,7 +43,7 @@ pub enum Task {
 /// The kernels and shapes to time.
 #[derive(clap::Args)]
 pub struct Run {
-    /// quick, full, backward, decode, options, ladder, gemm (matrix products), first-use (how long the driver compiles
+    /// quick, full, backward, decode, serving, options, ladder, gemm (matrix products), first-use (how long the driver compiles
     /// kernels), host (what calls take on the host), or a JSON file with a list of shapes [default: quick, if no shape is given]
     #[arg(long, conflicts_with = "Shape")]
     pub grid: Option<Grid>,
@@ -67,9 +68,9 @@ pub struct Run {
         requires = "batch_invariant"
     )]
     pub split_keys: u32,
-    /// Other implementations to time, in turns with the kernels
-    #[arg(long)]
-    pub peers: Option<PeerName>,
+    /// Other implementations to time, in turns with the kernels; names with commas between them
+    #[arg(long, value_name = "NAMES", value_delimiter = ',')]
+    pub peers: Vec<PeerName>,
     /// Timed launches of each contender and shape
     #[arg(long, value_name = "COUNT", default_value_t = 20, value_parser = positive)]
     pub iters: usize,
@@ -85,14 +86,6 @@ pub struct Run {
     /// Folder of results
     #[arg(long, value_name = "FOLDER", default_value = "RESULTS")]
     pub results: PathBuf,
-}
-
-/// Other implementations of attention and of matrix products.
-#[derive(Clone, Copy, ValueEnum)]
-pub enum PeerName {
-    /// PyTorch: `scaled_dot_product_attention` with its flash, cuDNN and efficient back ends, beside calls with
-    /// options `flex_attention`, compiled; for matrix products `matmul`, which calls cuBLAS
-    Torch,
 }
 
 /// The results to draw.
@@ -180,6 +173,7 @@ fn positive(text: &str) -> Result<usize, String> {
 mod tests {
     use super::{Args, Task};
     use crate::grid::Grid;
+    use crate::peers::PeerName;
     use clap::{CommandFactory, Parser};
 
     fn parse(line: &str) -> Result<Args, clap::Error> {
@@ -211,6 +205,15 @@ mod tests {
         assert_eq!(run(line), Some(2048));
         assert_eq!(run("bench --grid serving --batch-invariant"), Some(0));
         assert_eq!(run("bench --grid serving --split-keys 2048"), None);
+    }
+
+    #[test]
+    fn peers_are_names_with_commas() {
+        let run = |line| parse(line).map(|args| args.run.peers).ok();
+        let both = [PeerName::Torch, PeerName::Flashinfer];
+        assert_eq!(run("bench --peers torch,flashinfer"), Some(both.into()));
+        assert_eq!(run("bench"), Some(Vec::new()));
+        assert_eq!(run("bench --peers torch,no"), None);
     }
 
     #[test]

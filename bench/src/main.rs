@@ -18,6 +18,7 @@ mod launch;
 mod names;
 mod ncu;
 mod options;
+mod peer;
 mod peers;
 mod plan;
 mod plot;
@@ -35,7 +36,7 @@ mod terminal;
 mod timeline;
 
 use anyhow::{Context, Result};
-use args::{Args, PeerName, Task};
+use args::{Args, Task};
 use choice::Choice;
 use clap::Parser;
 use command::driver_version;
@@ -98,16 +99,15 @@ fn bench<S: Subject>(
     shapes[0].check_names(&plan.kernel)?;
     let device = Device::cuda(0).map_err(anyhow::Error::from)?;
     retain_served(&mut shapes, &device, &plan.kernel)?;
-    let mut peers = args.peers.and_then(|PeerName::Torch| {
-        Peers::torch(S::peers(&shapes))
-            .map_err(|error| eprintln!("no columns of torch: {error:#}"))
-            .ok()
-    });
+    let mut peers = match &*args.peers {
+        [] => Peers::default(),
+        names => Peers::start(names, S::peers(&shapes))?,
+    };
     let results = Results {
         device: device.name().to_owned(),
         date: humantime::format_rfc3339_seconds(SystemTime::now()).to_string(),
         driver: driver_version(),
-        versions: versions(peers.as_ref()),
+        versions: versions(&peers),
         copy_gbs: Some(copy::bandwidth(&device).map_err(Failure::Run)?),
         seed: plan.seed,
         iters: plan.iters,
@@ -124,7 +124,7 @@ fn bench<S: Subject>(
         }
         results.save(&file)
     };
-    let results = run::run(&device, peers.as_mut(), &shapes, &plan, results, progress);
+    let results = run::run(&device, &mut peers, &shapes, &plan, results, progress);
     let results = results.map_err(Failure::Run)?;
     print(format_args!(
         "{}\n{}",
@@ -160,8 +160,8 @@ fn retain_served<S: Subject>(shapes: &mut Vec<S>, device: &Device, kernel: &Choi
     Ok(())
 }
 
-fn versions(peers: Option<&Peers>) -> BTreeMap<String, String> {
-    let mut versions = peers.map_or_else(BTreeMap::new, |peers| peers.versions().clone());
+fn versions(peers: &Peers) -> BTreeMap<String, String> {
+    let mut versions = peers.versions();
     versions.insert("ferroattn".to_owned(), env!("CARGO_PKG_VERSION").to_owned());
     versions
 }

@@ -1,227 +1,163 @@
-//! Other implementations, timed by a script in a child process on the same GPU.
+//! Other implementations, each timed by a script of Python in a process of its own on the same GPU.
 
+use crate::peer::Peer;
 use crate::subject::Subject;
-use anyhow::{Context, Result, bail, ensure};
-use serde::Deserialize;
-use serde::de::DeserializeOwned;
-use serde_json::{Value, json};
+use anyhow::{Context, Result};
+use clap::ValueEnum;
 use std::collections::BTreeMap;
-use std::io::{BufRead, BufReader, Write};
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::process::Command;
+use tempfile::TempDir;
 
-/// The script; its documentation has the protocol.
-const TORCH: &str = include_str!("../torch_peer.py");
+/// The scripts, which import one another.
+const SCRIPTS: [(&str, &str); 5] = [
+    ("protocol.py", include_str!("../peers/protocol.py")),
+    ("cached.py", include_str!("../peers/cached.py")),
+    ("torch_peer.py", include_str!("../peers/torch_peer.py")),
+    (
+        "flashinfer_peer.py",
+        include_str!("../peers/flashinfer_peer.py"),
+    ),
+    ("fa3_peer.py", include_str!("../peers/fa3_peer.py")),
+];
 
-/// The message of an error if the child has ended.
-const ENDED: &str = "the peers ended without an answer";
+/// Other implementations of attention and of matrix products.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum PeerName {
+    /// PyTorch: `scaled_dot_product_attention` with its flash, cuDNN and efficient back ends, beside calls with
+    /// options `flex_attention`, compiled; for matrix products `matmul`, which calls cuBLAS
+    Torch,
+    /// `FlashInfer`, on caches in pages and in one piece; compiles its kernels with nvcc and ninja at their first call
+    Flashinfer,
+    /// `FlashAttention-3` of vLLM's wheel, on caches in pages and in one piece
+    Fa3,
+}
 
-/// A child process that times its contenders on command.
+impl PeerName {
+    fn script(self) -> &'static str {
+        match self {
+            PeerName::Torch => "torch_peer.py",
+            PeerName::Flashinfer => "flashinfer_peer.py",
+            PeerName::Fa3 => "fa3_peer.py",
+        }
+    }
+
+    /// Starts it in the Python that `PYTHON` names, or in `python3`.
+    fn start(self, scripts: &TempDir, subject: &str) -> Result<Peer> {
+        let python = std::env::var_os("PYTHON").unwrap_or_else(|| "python3".into());
+        let mut command = Command::new(python);
+        command.arg(scripts.path().join(self.script())).arg(subject);
+        Peer::start(command)
+    }
+}
+
+/// The peers of a run.
+#[derive(Default)]
 pub struct Peers {
-    command: Command,
-    process: Process,
-    introduction: Introduction,
-}
-
-/// The child and its pipes.
-struct Process {
-    child: Child,
-    commands: Option<ChildStdin>,
-    answers: BufReader<ChildStdout>,
-}
-
-/// The child's first line.
-#[derive(Deserialize)]
-struct Introduction {
-    contenders: Vec<String>,
-    versions: BTreeMap<String, String>,
+    peers: Vec<Peer>,
+    /// The folder of their scripts: a child that has ended is started again.
+    _scripts: Option<TempDir>,
 }
 
 impl Peers {
-    /// PyTorch in the Python that `PYTHON` names, or in `python3`. `subject` names what it computes.
+    /// Starts the named peers, and says which do not run. `subject` names what they compute.
     ///
     /// # Errors
-    /// If there is no Python, or it has no PyTorch that sees the GPU.
-    pub fn torch(subject: &str) -> Result<Self> {
-        let python = std::env::var_os("PYTHON").unwrap_or_else(|| "python3".into());
-        let mut command = Command::new(python);
-        command.args(["-c", TORCH, subject]);
-        Self::start(command)
-    }
-
-    fn start(mut command: Command) -> Result<Self> {
-        let (process, introduction) = Process::start(&mut command)?;
+    /// If their scripts cannot be written.
+    pub fn start(names: &[PeerName], subject: &str) -> Result<Self> {
+        let scripts = tempfile::tempdir().context("no folder for the scripts of peers")?;
+        for (name, text) in SCRIPTS {
+            std::fs::write(scripts.path().join(name), text)?;
+        }
+        let start = |name: &PeerName| {
+            let said = |error| eprintln!("no columns of {name:?}: {error:#}");
+            name.start(&scripts, subject).map_err(said).ok()
+        };
         Ok(Peers {
-            command,
-            process,
-            introduction,
+            peers: names.iter().filter_map(start).collect(),
+            _scripts: Some(scripts),
         })
     }
 
     /// Names of the contenders.
-    pub fn contenders(&self) -> &[String] {
-        &self.introduction.contenders
+    pub fn contenders(&self) -> Vec<String> {
+        let all = self.peers.iter().flat_map(Peer::contenders);
+        all.cloned().collect()
     }
 
-    /// Version of each program and library that the child uses.
-    pub fn versions(&self) -> &BTreeMap<String, String> {
-        &self.introduction.versions
+    /// Version of each program and library that the peers use.
+    pub fn versions(&self) -> BTreeMap<String, String> {
+        let all = self.peers.iter().flat_map(Peer::versions);
+        all.map(|(name, version)| (name.clone(), version.clone()))
+            .collect()
     }
 
     /// Draws inputs of a shape. Returns the contenders that do not serve it, with their reasons.
-    ///
-    /// A child that has ended is started again: some errors of a GPU are the end of a process.
-    pub fn setup<S: Subject>(&mut self, shape: &S, seed: u64) -> Result<BTreeMap<String, String>> {
-        #[derive(Deserialize)]
-        struct Ready {
-            refusals: BTreeMap<String, String>,
+    pub fn setup<S: Subject>(&mut self, shape: &S, seed: u64) -> BTreeMap<String, String> {
+        let mut refusals = BTreeMap::new();
+        for peer in &mut self.peers {
+            refusals.extend(peer.setup(shape, seed).unwrap_or_else(|error| {
+                let reason = format!("{error:#}");
+                let all = peer.contenders().iter().cloned();
+                all.map(|contender| (contender, reason.clone())).collect()
+            }));
         }
-        let mut setup = shape.setup()?;
-        setup["seed"] = json!(seed);
-        let command = json!({ "setup": setup });
-        if let Some(Ready { refusals }) = self.process.ask(&command)? {
-            return Ok(refusals);
-        }
-        (self.process, self.introduction) = Process::start(&mut self.command)?;
-        let Ready { refusals } = self.process.ask(&command)?.context(ENDED)?;
-        Ok(refusals)
+        refusals
     }
 
     /// The GPU's milliseconds for each of `iters` launches, after `lead` that are not timed.
+    ///
+    /// # Errors
+    /// If the contender fails.
     pub fn time(&mut self, contender: &str, lead: usize, iters: usize) -> Result<Vec<f64>> {
-        #[derive(Deserialize)]
-        struct Times {
-            ms: Vec<f64>,
-        }
-        let command = json!({ "time": { "contender": contender, "lead": lead, "iters": iters } });
-        let Times { ms } = self.process.ask(&command)?.context(ENDED)?;
-        ensure!(
-            ms.len() == iters,
-            "{contender}: {} times for {iters}",
-            ms.len()
-        );
-        Ok(ms)
-    }
-}
-
-impl Process {
-    /// Starts the child and reads its introduction.
-    fn start(command: &mut Command) -> Result<(Self, Introduction)> {
-        let program = command.get_program().to_string_lossy().into_owned();
-        let mut child = command
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .with_context(|| format!("cannot run {program}"))?;
-        let commands = child.stdin.take();
-        let answers = child.stdout.take().context("no standard output")?;
-        let mut process = Process {
-            child,
-            commands,
-            answers: BufReader::new(answers),
-        };
-        let introduction = process.answer().context(program)?;
-        Ok((process, introduction.context(ENDED)?))
-    }
-
-    /// The child's answer, or `None` if it has ended.
-    fn ask<T: DeserializeOwned>(&mut self, command: &Value) -> Result<Option<T>> {
-        let commands = self.commands.as_mut().context("the peers have ended")?;
-        // If the child has ended, its answer is missing.
-        let _ = writeln!(commands, "{command}");
-        self.answer()
-    }
-
-    /// Reads one line: an answer, or `{"error": ...}`; `None` at the end.
-    fn answer<T: DeserializeOwned>(&mut self) -> Result<Option<T>> {
-        let mut line = String::new();
-        self.answers.read_line(&mut line)?;
-        if line.is_empty() {
-            return Ok(None);
-        }
-        let answer: Value = serde_json::from_str(&line)
-            .with_context(|| format!("not an answer of the peers: {}", line.trim_end()))?;
-        if let Some(error) = answer.get("error") {
-            bail!("{}", error.as_str().unwrap_or("an error without words"));
-        }
-        serde_json::from_value(answer)
-            .with_context(|| format!("not an answer to the question: {}", line.trim_end()))
-    }
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        // The end of its input ends the child.
-        self.commands = None;
-        let _ = self.child.wait();
+        let mut peers = self.peers.iter_mut();
+        peers
+            .find(|peer| peer.contenders().iter().any(|name| name == contender))
+            .with_context(|| format!("no peer has {contender}"))?
+            .time(contender, lead, iters)
     }
 }
 
 #[cfg(test)]
 pub mod tests {
-    use super::Peers;
+    use super::{PeerName, Peers, SCRIPTS};
     use crate::grid::Grid;
-    use std::process::Command;
+    use crate::peer::Peer;
+    use crate::peer::tests::{fake, start};
+    use clap::ValueEnum;
 
-    /// Serves every shape with one of its two contenders, two launches a turn: one and three milliseconds.
-    const FAKE: &str = r#"
-        echo '{"contenders": ["SDPA flash", "picky"], "versions": {"fake": "1"}}'
-        while read -r line; do
-            case "$line" in
-                *setup*) echo '{"refusals": {"picky": "no kernel"}}' ;;
-                *'"iters":0'*) echo '{"ms": []}' ;;
-                *'"SDPA flash"'*) echo '{"ms": [1.0, 3.0]}' ;;
-                *die*) exit 1 ;;
-                *) echo '{"error": "who?"}' ;;
-            esac
-        done"#;
-
-    pub fn fake() -> Peers {
-        start(FAKE).expect("a shell")
-    }
-
-    pub fn start(script: &str) -> anyhow::Result<Peers> {
-        let mut command = Command::new("sh");
-        command.args(["-c", script]);
-        Peers::start(command)
-    }
-
-    #[test]
-    fn commands_are_answered_in_turn() {
-        let mut peers = fake();
-        assert_eq!(peers.contenders(), ["SDPA flash", "picky"]);
-        assert_eq!(peers.versions()["fake"], "1");
-        for shape in Grid::Quick.shapes().expect("shapes") {
-            let refusals = peers.setup(&shape, 0).expect("an answer");
-            assert_eq!(refusals["picky"], "no kernel");
-            let times = peers.time("SDPA flash", 1, 2).expect("an answer");
-            assert_eq!(times, [1.0, 3.0]);
+    pub fn of<const N: usize>(peers: [Peer; N]) -> Peers {
+        Peers {
+            peers: peers.into(),
+            _scripts: None,
         }
     }
 
     #[test]
-    fn what_goes_wrong_is_said() {
-        let mut peers = fake();
-        let mut said = |contender, iters| {
-            let error = peers.time(contender, 0, iters).expect_err("no times");
-            format!("{error:#}")
-        };
-        assert_eq!(said("SDPA flash", 5), "SDPA flash: 2 times for 5");
-        assert_eq!(said("nobody", 2), "who?");
-        assert_eq!(said("die", 2), "the peers ended without an answer");
-        assert_eq!(said("SDPA flash", 2), "the peers ended without an answer");
-
+    fn contenders_of_all_peers_are_asked() {
+        let other = r#"
+            echo '{"contenders": ["slow"], "versions": {"other": "2"}}'
+            while read -r line; do
+                case "$line" in
+                    *setup*) echo '{"error": "no memory"}' ;;
+                    *) echo '{"ms": [9.0, 9.0]}' ;;
+                esac
+            done"#;
+        let mut peers = of([fake(), start(other).expect("a shell")]);
+        assert_eq!(peers.contenders(), ["SDPA flash", "picky", "slow"]);
+        assert_eq!(peers.versions().len(), 2);
         let shapes = Grid::Quick.shapes().expect("shapes");
-        let refusals = peers.setup(&shapes[0], 0).expect("another child");
+        let refusals = peers.setup(&shapes[0], 0);
         assert_eq!(refusals["picky"], "no kernel");
-        assert!(peers.time("SDPA flash", 1, 2).is_ok());
+        assert_eq!(refusals["slow"], "no memory");
+        assert_eq!(peers.time("slow", 0, 2).expect("times"), [9.0, 9.0]);
+        assert_eq!(peers.time("SDPA flash", 0, 2).expect("times"), [1.0, 3.0]);
+        assert!(peers.time("nobody", 0, 2).is_err());
+    }
 
-        let refused = |script| format!("{:#}", start(script).err().expect("no peers"));
-        let error = refused(r#"echo '{"error": "No module named torch"}'"#);
-        assert_eq!(error, "sh: No module named torch");
-        assert!(refused("echo hello").contains("not an answer of the peers: hello"));
-        assert!(refused("echo '{}'").contains("not an answer to the question: {}"));
-        let missing = Peers::start(Command::new("no-such-program"));
-        let error = missing.err().expect("no peers");
-        assert!(format!("{error:#}").starts_with("cannot run no-such-program"));
+    #[test]
+    fn each_name_has_a_script() {
+        for name in PeerName::value_variants() {
+            assert!(SCRIPTS.iter().any(|(script, _)| *script == name.script()));
+        }
     }
 }

@@ -6,7 +6,6 @@ use crate::results::{Measurement, Results, Speed, Timing};
 use crate::subject::{Subject, time};
 use anyhow::{Context, Result};
 use ferroattn::Device;
-use std::collections::BTreeMap;
 
 /// Turns of each contender's timed launches. Every second turn is in reverse order, so that drifting clocks and
 /// heat affect all contenders alike.
@@ -24,14 +23,14 @@ const SLOW_MS: f64 = 100.0;
 /// If a kernel does not serve a shape or computes it wrongly, or if a device fails. A peer that fails has no times.
 pub fn run<S: Subject>(
     device: &Device,
-    mut peers: Option<&mut Peers>,
+    peers: &mut Peers,
     shapes: &[S],
     plan: &Plan,
     mut results: Results<S>,
     mut progress: impl FnMut(&Results<S>) -> Result<()>,
 ) -> Result<Results<S>> {
     for shape in shapes {
-        let measurement = measure(device, peers.as_deref_mut(), shape, plan);
+        let measurement = measure(device, peers, shape, plan);
         results
             .measurements
             .push(measurement.with_context(|| shape.to_string())?);
@@ -42,23 +41,15 @@ pub fn run<S: Subject>(
 
 fn measure<S: Subject>(
     device: &Device,
-    mut peers: Option<&mut Peers>,
+    peers: &mut Peers,
     shape: &S,
     plan: &Plan,
 ) -> Result<Measurement<S>> {
     let flops = shape.flops()?;
     let mut kernels = shape.contenders(device, plan)?;
     let names = kernels.names();
-    let contenders = peers.as_ref().map(|peers| peers.contenders().to_vec());
-    let contenders = contenders.unwrap_or_default();
-    let mut refusals = match &mut peers {
-        Some(peers) => peers.setup(shape, plan.seed).unwrap_or_else(|error| {
-            let reason = format!("{error:#}");
-            let all = contenders.iter().cloned();
-            all.map(|contender| (contender, reason.clone())).collect()
-        }),
-        None => BTreeMap::new(),
-    };
+    let contenders = peers.contenders();
+    let mut refusals = peers.setup(shape, plan.seed);
     for (contender, reason) in &refusals {
         eprintln!("{contender} does not serve {shape}: {reason}");
     }
@@ -68,14 +59,11 @@ fn measure<S: Subject>(
         match contenders.get(contender.wrapping_sub(names.len())) {
             None => time(device, untimed, timed, || kernels.launch(contender)),
             Some(peer) if refusals.contains_key(peer) => Ok(Vec::new()),
-            Some(peer) => {
-                let peers = peers.as_mut().context("peers were asked for names")?;
-                Ok(peers.time(peer, untimed, timed).unwrap_or_else(|error| {
-                    eprintln!("{peer} fails at {shape}: {error:#}");
-                    refusals.insert(peer.clone(), format!("{error:#}"));
-                    Vec::new()
-                }))
-            }
+            Some(peer) => Ok(peers.time(peer, untimed, timed).unwrap_or_else(|error| {
+                eprintln!("{peer} fails at {shape}: {error:#}");
+                refusals.insert(peer.clone(), format!("{error:#}"));
+                Vec::new()
+            })),
         }
     })?;
     let peer_times = times.split_off(names.len());
@@ -141,7 +129,9 @@ mod tests {
     use super::{in_turns, run, turns};
     use crate::choice::Choice;
     use crate::grid::Grid;
-    use crate::peers::tests::{fake, start};
+    use crate::peer::tests::{fake, start};
+    use crate::peers::Peers;
+    use crate::peers::tests::of;
     use crate::plan::Plan;
     use crate::results::Results;
     use crate::results::tests::results;
@@ -231,9 +221,10 @@ mod tests {
             measurements: Vec::new(),
             ..results(&Grid::Quick, |_| 1.0)
         };
-        let mut peers = start(SCRIPT).expect("a shell");
-        let (device, peers) = (Device::cpu(), Some(&mut peers));
-        let results = run(&device, peers, &shapes, &plan, empty, |_| Ok(())).expect("measured");
+        let mut peers = of([start(SCRIPT).expect("a shell")]);
+        let device = Device::cpu();
+        let results =
+            run(&device, &mut peers, &shapes, &plan, empty, |_| Ok(())).expect("measured");
         let timed = results.measurements.iter().map(|measurement| {
             assert!(measurement.kernels[0].speed.is_some());
             let peers = measurement.peers.iter();
@@ -262,7 +253,15 @@ mod tests {
             ..results(&Grid::Quick, |_| 1.0)
         };
         let device = Device::cpu();
-        let results = run(&device, None, &shapes, &plan, empty, |_| Ok(())).expect("measured");
+        let results = run(
+            &device,
+            &mut Peers::default(),
+            &shapes,
+            &plan,
+            empty,
+            |_| Ok(()),
+        )
+        .expect("measured");
         let names = results.measurements.iter().map(|measurement| {
             assert!(
                 measurement
@@ -309,9 +308,9 @@ mod tests {
             assert_eq!(results.measurements.len(), saved);
             Ok(())
         };
-        let mut peers = fake();
-        let (device, peers) = (Device::cpu(), Some(&mut peers));
-        let results = run(&device, peers, &shapes, &plan, empty, progress).expect("measured");
+        let mut peers = of([fake()]);
+        let device = Device::cpu();
+        let results = run(&device, &mut peers, &shapes, &plan, empty, progress).expect("measured");
         assert_eq!(saved, shapes.len());
         for (measurement, shape) in results.measurements.iter().zip(&shapes) {
             assert_eq!(measurement.shape, *shape);

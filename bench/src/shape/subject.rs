@@ -86,6 +86,7 @@ impl Subject for Shape {
         setup["page"] = json!(self.page);
         setup["prefix"] = json!(self.prefix);
         setup["values_in_keys"] = json!(self.values_in_keys);
+        setup["fp8"] = json!(self.fp8);
         Ok(setup)
     }
 

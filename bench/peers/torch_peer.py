@@ -1,49 +1,13 @@
-"""Times PyTorch's scaled_dot_product_attention, with the argument `options` also its flex_attention, or with `gemm`
-its matmul, as a child process of `bench --peers torch`.
-
-Speaks JSON, one object a line. First it says what it is, or why it cannot run:
-
-    {"device": ..., "versions": {...}, "contenders": [...]}    or    {"error": ...}
-
-Then it answers each command on standard input, until that ends:
-
-    {"setup": {"batch": ..., "heads": ..., "kv_heads": ..., "seqlen_q": ..., "seqlen_kv": ...,
-               "dim": ..., "dim_v": ..., "causal": false, "scale": ..., "dtype": "f16", "pass": "forward", "seed": 0,
-               "window": {"left": null, "right": null}, "softcap": null, "alibi": false, "sinks": false,
-               "bias": false, "block_mask": null, "offsets": null, "lengths": null, "page": null}}
-    or of a matrix product {"setup": {"m": ..., "n": ..., "k": ..., "dtype": "f16", "acc": "f32", "seed": 0}}
-        -> {"refusals": {contender: reason, ...}}     the contenders that do not serve the shape
-    {"time": {"contender": ..., "lead": 2, "iters": 5}}
-        -> {"ms": [...]}                              of `iters` launches, after `lead` untimed ones
-
-A command that fails is answered by {"error": ...}, and is the last if the GPU serves the process no more.
-"""
+"""PyTorch's scaled_dot_product_attention, with the argument `options` also its flex_attention, or with `gemm` its matmul."""
 
 import contextlib
 import functools
 import inspect
-import json
-import os
 import sys
-import warnings
 
+from protocol import Subject, serve, starting
 
-# Compilers and their processes print with the errors: this pipe is for answers, and ends with this process.
-ANSWERS = os.fdopen(os.dup(1), "w")
-os.dup2(2, 1)
-
-
-def reply(**fields):
-    print(json.dumps(fields), file=ANSWERS, flush=True)
-
-
-def first_line(error):
-    lines = (str(error).strip() or type(error).__name__).splitlines()
-    # Compilers name themselves before the reason.
-    return " ".join(lines[: 2 if lines[0].endswith(":") else 1])
-
-
-try:
+with starting():
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -57,33 +21,15 @@ try:
             varlen_attn = None
     from torch.nn.functional import scaled_dot_product_attention
 
-    if not torch.cuda.is_available():
-        raise RuntimeError("torch sees no GPU")
-except Exception as error:
-    reply(error=first_line(error))
-    sys.exit()
-
-
-def serves():
-    """Whether the GPU serves this process: after some errors it never does again."""
-    try:
-        torch.cuda.synchronize()
-    except Exception:
-        return False
-    return True
-
-
 BACKENDS = {
     "SDPA flash": SDPBackend.FLASH_ATTENTION,
     "SDPA cuDNN": SDPBackend.CUDNN_ATTENTION,
     "SDPA efficient": SDPBackend.EFFICIENT_ATTENTION,
 }
-# GPU clock cycles that a call from Python may take, with ample room; autograd takes longer than a function.
-LAUNCH_CYCLES = {"forward": 200_000, "backward": 600_000}
 DTYPES = {"f16": torch.float16, "bf16": torch.bfloat16}
 
 
-class Attention:
+class Attention(Subject):
     """Inputs of one shape, on the GPU."""
 
     contenders = list(BACKENDS)
@@ -91,6 +37,8 @@ class Attention:
     def __init__(self, batch, heads, kv_heads, seqlen_q, seqlen_kv, dim, dim_v, causal, scale, dtype, seed, **options):
         torch.manual_seed(seed)
         self.backward = options.get("pass") == "backward"
+        if self.backward:
+            self.launch_cycles = 600_000  # autograd takes longer than a function
 
         def normal(heads, seqlen, dim):
             shape = batch, heads, seqlen, dim
@@ -128,22 +76,7 @@ class Attention:
             yield lambda: torch.autograd.grad(o, leaves, self.d_o, retain_graph=True)
 
     def obstacle(self, _):
-        """What no call of a contender computes, or None."""
         return None if self.same_mask else "its causal mask is aligned top-left"
-
-    def refusal(self, contender):
-        """Why a contender does not serve the shape, or None."""
-        if reason := self.obstacle(contender):
-            return reason
-        try:
-            with self.chosen(contender) as call:
-                call()
-            torch.cuda.synchronize()
-        except Exception as error:  # compilers fail in many ways
-            if not serves():
-                raise
-            return first_line(error)
-        return None
 
 
 def within(behind, left, right):
@@ -338,7 +271,7 @@ class Options(Attention):
         return None if exempt else super().obstacle(contender)
 
 
-class Gemm:
+class Gemm(Subject):
     """Inputs of one matrix product, on the GPU, and where it goes."""
 
     contenders = ["cuBLAS"]
@@ -356,8 +289,6 @@ class Gemm:
             matmul.allow_fp16_accumulation = self.half
             self.half = False
 
-    backward = False
-
     def chosen(self, _):
         return contextlib.nullcontext(lambda: torch.matmul(self.a, self.b.T, out=self.c))
 
@@ -365,51 +296,5 @@ class Gemm:
         return "this torch cannot add up in f16" if self.half else None
 
 
-SUBJECTS = {"gemm": Gemm, "options": Options}
-SUBJECT = SUBJECTS.get(sys.argv[1] if len(sys.argv) > 1 else "", Attention)
-
-
-def milliseconds(shape, contender, lead, iters):
-    """The GPU's time for each launch; they are queued back to back, with events around each."""
-    pairs = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(iters)]
-    cycles = LAUNCH_CYCLES["backward" if shape.backward else "forward"]
-    with shape.chosen(contender) as call:
-        # The GPU waits until all is queued, so that a slow launch does not count as a slow kernel.
-        torch.cuda._sleep(cycles * (lead + iters))
-        for _ in range(lead):
-            call()
-        for start, end in pairs:
-            start.record()
-            call()
-            end.record()
-    torch.cuda.synchronize()
-    return [start.elapsed_time(end) for start, end in pairs]
-
-
-def main():
-    warnings.filterwarnings("ignore")  # a back end that refuses warns of its reasons
-    versions = {"python": sys.version.split()[0], "torch": torch.__version__}
-    versions["cuda"] = torch.version.cuda
-    versions["cudnn"] = str(torch.backends.cudnn.version())
-    reply(device=torch.cuda.get_device_name(), versions=versions, contenders=SUBJECT.contenders)
-    shape = None
-    for line in sys.stdin:
-        command = json.loads(line)
-        try:
-            if "setup" in command:
-                shape = None  # frees the last one's memory first
-                torch.cuda.empty_cache()
-                shape = SUBJECT(**command["setup"])
-                refusals = {name: shape.refusal(name) for name in SUBJECT.contenders}
-                reply(refusals={name: reason for name, reason in refusals.items() if reason})
-            else:
-                time = command["time"]
-                reply(ms=milliseconds(shape, time["contender"], time["lead"], time["iters"]))
-        except Exception as error:
-            reply(error=first_line(error))
-            if not serves():
-                break
-
-
-with torch.no_grad():
-    main()
+SUBJECTS = {"attention": Attention, "gemm": Gemm, "options": Options}
+serve(SUBJECTS[sys.argv[1]], cudnn=str(torch.backends.cudnn.version()))
