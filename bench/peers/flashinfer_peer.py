@@ -17,11 +17,11 @@ def workspace():
 
 
 class FlashInfer(Cached):
-    """Each back end is a contender."""
+    """Each back end is a contender, and fa2 without tensor cores."""
 
-    CORES = "FlashInfer CUDA cores"
-    BACKENDS = {"FlashInfer fa2": "fa2", "FlashInfer fa3": "fa3"}
-    contenders = [*BACKENDS, CORES]
+    FA3, CORES = "FlashInfer fa3", "FlashInfer CUDA cores"
+    BACKENDS = {"FlashInfer fa2": "fa2", FA3: "fa3", CORES: "fa2"}
+    contenders = list(BACKENDS)
 
     def __init__(self, **setup):
         super().__init__(**setup)
@@ -33,7 +33,7 @@ class FlashInfer(Cached):
             return "it is called with queries of 16 bits here"
         if contender == self.CORES and not self.is_step:
             return "it decodes one query, and no latents"
-        if contender == "FlashInfer fa3" and self.is_step:
+        if contender == self.FA3 and self.is_step:
             return "FlashInfer decodes one query with fa2"
         return super().obstacle(contender)
 
@@ -51,9 +51,8 @@ class FlashInfer(Cached):
 
     def step(self, contender):
         """One query of each sequence."""
-        cores = contender == self.CORES
-        backend = "auto" if cores else self.BACKENDS[contender]
-        wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace(), use_tensor_cores=not cores, backend=backend)
+        options = {"use_tensor_cores": contender != self.CORES, "backend": self.BACKENDS[contender]}
+        wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace(), **options)
         wrapper.plan(*self.in_csr(), self.heads, self.kv_heads, self.dim, self.page, **self.options)
         return functools.partial(wrapper.run, self.q, (self.k, self.v))
 
