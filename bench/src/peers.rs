@@ -33,12 +33,16 @@ pub enum PeerName {
 }
 
 impl PeerName {
-    fn script(self) -> &'static str {
+    fn name(self) -> &'static str {
         match self {
-            PeerName::Torch => "torch_peer.py",
-            PeerName::Flashinfer => "flashinfer_peer.py",
-            PeerName::Fa3 => "fa3_peer.py",
+            PeerName::Torch => "torch",
+            PeerName::Flashinfer => "flashinfer",
+            PeerName::Fa3 => "fa3",
         }
+    }
+
+    fn script(self) -> String {
+        format!("{}_peer.py", self.name())
     }
 
     /// Starts it in the Python that `PYTHON` names, or in `python3`.
@@ -69,7 +73,7 @@ impl Peers {
             std::fs::write(scripts.path().join(name), text)?;
         }
         let start = |name: &PeerName| {
-            let said = |error| eprintln!("no columns of {name:?}: {error:#}");
+            let said = |error| eprintln!("no columns of {}: {error:#}", name.name());
             name.start(&scripts, subject).map_err(said).ok()
         };
         Ok(Peers {
