@@ -90,7 +90,7 @@ unsafe fn rotate_block<E: Source, const W: u32>(params: &RoundRowsParams) {
                 if hidden >> turn & 1 == 0 {
                     largest = largest.max(of_turn);
                 }
-                turn = opaque(turn + 1);
+                turn += 1;
             }
             largest = block.share::<W>(largest);
         }
@@ -102,7 +102,7 @@ unsafe fn rotate_block<E: Source, const W: u32>(params: &RoundRowsParams) {
                 _ => largest,
             };
             block.round(turn, nan_for_infinity(numbers), of_turn);
-            turn = opaque(turn + 1);
+            turn += 1;
         }
     }
 }
@@ -202,6 +202,7 @@ impl<'a> Block<'a> {
                     )
                 };
                 hidden |= if is_seen { 0 } else { 1 << turn };
+                // Else the loop is unrolled: 4 KB of PTX.
                 turn = opaque(turn + 1);
             }
         }

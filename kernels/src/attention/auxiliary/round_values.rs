@@ -14,7 +14,6 @@ use crate::layout::fp8::{VALUES_LOG2, inverse_of, row_lanes, scale_of};
 use crate::ptx::convert::e4m3;
 use crate::ptx::{barrier, global, shared, special, vote};
 use crate::tile::Element;
-use crate::tile::registers::opaque;
 use core::hint::cold_path;
 
 /// Columns that a block has room for.
@@ -146,7 +145,7 @@ impl Keys {
         are_finite.then_some(found)
     }
 
-    /// The moments of the finite numbers of keys that queries see. It takes one key at a time: more would not leave the registers.
+    /// The moments of the finite numbers of keys that queries see.
     #[inline(always)]
     fn moments_of_finite<E: Element>(
         self,
@@ -162,7 +161,7 @@ impl Keys {
                     found[column].take(numbers[column]);
                 }
             }
-            key = opaque(key + self.step);
+            key += self.step;
         }
         found
     }
