@@ -267,8 +267,9 @@ where
                 let keys = self.keys_of_block(block.0);
                 add_guarded::<E, OT, NT>(v, &mut self.o, &mut p, keys);
                 barrier::some(number, 128);
-                let mut skipped = 0;
-                while skipped < 32 * 256 * element::BYTES {
+                // Opaque: the loop stays one, with one store in place of eight.
+                let (mut skipped, end) = (0, opaque(32 * 256 * element::BYTES));
+                while skipped < end {
                     shared::store_u32x4(v.base + 16 * thread + skipped, [0; 4]);
                     skipped += 2048;
                 }
