@@ -94,7 +94,7 @@ def in_blocks(q, kv, every):
 
 
 class Options(Attention):
-    """The same with a window, softcap, ALiBi, sinks, a bias, a mask or sequences: flex_attention computes them all, SDPA
+    """Calls with a window, softcap, ALiBi, sinks, a bias, a mask or sequences: flex_attention computes them all, SDPA
     some, varlen_attn sequences."""
 
     FLEX = "flex"
@@ -209,7 +209,7 @@ class Options(Attention):
             of_keys = torch.sigmoid(aux.lse - sinks[:, None])
             return (o * of_keys[..., None]).to(o.dtype)
 
-        # As one graph: outside of one, flex_attention computes without a kernel of its own, slowly.
+        # One graph: outside of one, flex_attention computes without a kernel of its own, slowly.
         return functools.partial(torch.compile(attention, dynamic=False, fullgraph=True), **options)
 
     def forward(self, contender):

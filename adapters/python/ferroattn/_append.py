@@ -11,6 +11,7 @@ from ._call import (
     DTYPES,
     E4M3,
     Array,
+    Kept,
     Tensor,
     TensorPointer,
     array_of,
@@ -39,19 +40,16 @@ class Append(ctypes.Structure):
     ]
 
 
-class AppendCall:
+class AppendCall(Kept):
     """New rows, the cache that gets them, and options."""
 
     def __init__(self, k: Any, v: Any, k_cache: Any, v_cache: Any, heads_first: bool) -> None:
-        self._kept: list[Array] = []
         k = array_of("k", k, *DTYPES)
-        self._dtype = str(k.dtype)
-        self._packed = k.ndim == 3
-        self._form = form_of(self._packed, heads_first)
-        of_cache = str(_cache("k_cache", k_cache, self._dtype, E4M3).dtype)
+        super().__init__(str(k.dtype), k.ndim == 3, heads_first)
+        of_cache = str(_cache("k_cache", k_cache, self.dtype, E4M3).dtype)
         _cache("v_cache", v_cache, of_cache)
-        self._args = Append(struct_size=ctypes.sizeof(Append), dtype=DTYPES[self._dtype], e4m3_cache=of_cache == E4M3)
-        self._args.k, self._args.v = self._rows("k", k), self._rows("v", v)
+        self._args = Append(struct_size=ctypes.sizeof(Append), dtype=DTYPES[self.dtype], e4m3_cache=of_cache == E4M3)
+        self._args.k, self._args.v = self.tensor("k", k), self.tensor("v", v)
         form, order = form_of(False, heads_first)
         for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
             expect_axes(name, cache, 4, form)
@@ -62,10 +60,10 @@ class AppendCall:
 
     def set_queries(self, q: Any) -> Array:
         """Sets queries, and returns the array that gets the rotated ones."""
-        q = array_of("q", q, self._dtype)
+        q = array_of("q", q, self.dtype)
         rotated = np.empty(q.shape, q.dtype)
         self._args.q, self._args.rotated = (
-            ctypes.pointer(self._rows(name, array)) for name, array in (("q", q), ("rotated", rotated))
+            ctypes.pointer(self.tensor(name, array)) for name, array in (("q", q), ("rotated", rotated))
         )
         return rotated
 
@@ -82,7 +80,7 @@ class AppendCall:
                 numbers = numbers[None]
             self._set(name, numbers, dtype, 2, "[batch, seqlen]")
         new_lengths = np.empty(self.batch, np.int32)
-        self._args.new_lengths = ctypes.pointer(self._keep(new_lengths))
+        self._args.new_lengths = ctypes.pointer(self.keep(new_lengths))
         return new_lengths
 
     def set_rotary(self, cos: Any, sin: Any, interleaved: bool, q_at_first: bool) -> None:
@@ -90,7 +88,7 @@ class AppendCall:
         if (cos is None) != (sin is None):
             raise ValueError("a rotary embedding needs both cosines and sines")
         if cos is not None:
-            cos = array_of("cos", cos, *dict.fromkeys(("float32", self._dtype)))
+            cos = array_of("cos", cos, *dict.fromkeys(("float32", self.dtype)))
             self._args.rotary_dtype = DTYPES[str(cos.dtype)]
             for name, table in (("cos", cos), ("sin", sin)):
                 self._set(name, table, str(cos.dtype), 2, "[positions, rotary_dim / 2]")
@@ -107,26 +105,12 @@ class AppendCall:
     def run(self) -> None:
         check(interface().ferroattn_append(cpu(), ctypes.byref(self._args), None))
 
-    def _rows(self, name: str, value: Any) -> Tensor:
-        """An array of k's form and type."""
-        form, order = self._form
-        array = array_of(name, value, self._dtype)
-        expect_axes(name, array, len(order), form)
-        array = in_rows(array).transpose(order)
-        return self._keep(array[None] if self._packed else array)
-
     def _set(self, name: str, value: Any, dtype: str, axes: int, form: str) -> None:
         """Sets an optional array."""
         if value is not None:
             array = array_of(name, value, dtype)
             expect_axes(name, array, axes, form)
-            setattr(self._args, name, ctypes.pointer(self._keep(array)))
-
-    def _keep(self, array: Array) -> Tensor:
-        """Tells the C interface where an array lies, and keeps it alive during the call."""
-        array = in_rows(array)
-        self._kept.append(array)
-        return tensor_of(array)
+            setattr(self._args, name, ctypes.pointer(self.keep(array)))
 
 
 def _cache(name: str, value: Any, *dtypes: str) -> Array:

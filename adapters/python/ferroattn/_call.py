@@ -115,18 +115,38 @@ class CsrPages(ctypes.Structure):
 _Args = TypeVar("_Args", Forward, Backward)
 
 
-class Call:
+class Kept:
+    """Arrays that a call of the C interface reads or writes, and keeps alive."""
+
+    def __init__(self, dtype: str, packed: bool, heads_first: bool) -> None:
+        self.dtype = dtype
+        self._packed = packed
+        self._form, self._order = form_of(packed, heads_first)
+        self._kept: list[Array] = []
+
+    def tensor(self, name: str, value: Any, dtype: str | None = None) -> Tensor:
+        """An array of the inputs' form, and of this type, the call's if it is None."""
+        array = array_of(name, value, dtype or self.dtype)
+        expect_axes(name, array, len(self._order), self._form)
+        array = in_rows(array).transpose(self._order)
+        return self.keep(array[None] if self._packed else array)
+
+    def keep(self, array: Array) -> Tensor:
+        """Tells the C interface where an array lies."""
+        array = in_rows(array)
+        self._kept.append(array)
+        return tensor_of(array)
+
+
+class Call(Kept):
     """Inputs and options of a call for the C interface, and the memory where they lie."""
 
     def __init__(self, q: Any, k: Any, v: Any, heads_first: bool, dtype: Any = None) -> None:
         """Reads q, k and v; with dtype, the type of o then, they may be of e4m3."""
-        self._kept: list[Array] = []
         e4m3 = () if dtype is None else (E4M3,)
         self.q = array_of("q", q, *DTYPES, *e4m3)
         of_q = str(self.q.dtype)
-        self.dtype = _type_of_o(dtype) if of_q == E4M3 else of_q
-        self._packed = self.q.ndim == 3
-        self._form, self._order = form_of(self._packed, heads_first)
+        super().__init__(_type_of_o(dtype) if of_q == E4M3 else of_q, self.q.ndim == 3, heads_first)
         self.k = array_of("k", k, *dict.fromkeys((of_q, *e4m3)))
         self.v = array_of("v", v, str(self.k.dtype))
         inputs = {"q": self.q, "k": self.k, "v": self.v}
@@ -241,13 +261,6 @@ class Call:
             **tensors,
         )
 
-    def tensor(self, name: str, value: Any, dtype: str | None = None) -> Tensor:
-        """An array of q's form, and of a type, o's if it is None."""
-        array = array_of(name, value, dtype or self.dtype)
-        expect_axes(name, array, len(self._order), self._form)
-        array = in_rows(array).transpose(self._order)
-        return self.keep(array[None] if self._packed else array)
-
     def tensor_of_rows(self, name: str, value: Any) -> Tensor:
         """An array with a number for each row of scores, `[batch, heads, seqlen_q]` or `[heads, total_q]`."""
         array = array_of(name, value, "float32")
@@ -255,12 +268,6 @@ class Call:
         expect_axes(name, array, len(self.rows), axes)
         array = np.require(array, requirements=["C", "ALIGNED"])
         return self.keep(array[None] if self._packed else array)
-
-    def keep(self, array: Array) -> Tensor:
-        """Tells the C interface where an array lies, and keeps it alive during the call."""
-        array = in_rows(array)
-        self._kept.append(array)
-        return tensor_of(array)
 
     def _tensor_of_pairs(self, name: str, array: Array) -> Tensor:
         """An array with an element for each pair of a query and a key; axes of one element are repeated."""

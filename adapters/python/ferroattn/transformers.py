@@ -26,7 +26,7 @@ NAME_FP8 = "ferroattn-fp8"
 # those of 16384 faster (docs/fp8.md); between these nothing was measured.
 FP8_QUERIES = 8192
 # Keys of a window from which they are. All keys are rounded, but those of a window alone multiplied: 4096 of 16384 gain
-# (docs/fp8.md), and fewer were not measured.
+# (docs/fp8.md), and fewer, or of fewer queries, were not measured.
 FP8_WINDOW = 4096
 
 

@@ -141,9 +141,9 @@ def test_fp8_of_layers_with_windows(device: str, threshold: int, monkeypatch: py
     monkeypatch.setattr(ferroattn.transformers, "FP8_QUERIES", 17)
     ids = torch.randint(0, 99, (3, 40), device=device)
     logits = {}
+    monkeypatch.setattr(ferroattn.transformers, "FP8_WINDOW", threshold)
     with torch.no_grad():
         for attention in ("eager", "ferroattn", "ferroattn-fp8"):
-            monkeypatch.setattr(ferroattn.transformers, "FP8_WINDOW", threshold)
             logits[attention] = model_of("gemma2", attention, device).eval()(input_ids=ids).logits
         monkeypatch.setattr(ferroattn.transformers, "FP8_WINDOW", 8)
         full_layers_alone = model_of("gemma2", "ferroattn-fp8", device).eval()(input_ids=ids).logits

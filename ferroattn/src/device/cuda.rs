@@ -372,7 +372,7 @@ unsafe impl<B: Binding> Driver for CudaDriver<B> {
         let mut values = [log.as_mut_ptr().cast(), log.len() as *mut c_void];
         let count = keys.len() as u32;
         let (keys, values) = (keys.as_mut_ptr(), values.as_mut_ptr());
-        let early = self.launches_early.then(|| early(ptx));
+        let early = self.launches_early.then(|| early(ptx)).transpose()?;
         let text = early.as_deref().unwrap_or(ptx).as_ptr().cast();
         let mut loaded = null_mut();
         // SAFETY: the text ends with NUL, and both options describe `log`, which outlives the call.
@@ -543,9 +543,13 @@ unsafe impl<B: Binding> Driver for CudaDriver<B> {
 }
 
 /// A text with kernels that may be launched early.
-fn early(ptx: &CStr) -> CString {
-    let text = kernels::text::early(&ptx.to_string_lossy());
-    CString::new(text).expect("a text without NUL has none after")
+fn early(ptx: &CStr) -> Result<CString> {
+    let text = kernels::text::early(&ptx.to_string_lossy()).ok_or_else(|| Error::Cuda {
+        operation: "loading a PTX module",
+        status: sys::CUresult::CUDA_ERROR_INVALID_PTX as u32,
+        message: "the start of a kernel is not in the form of the builder".to_owned(),
+    })?;
+    Ok(CString::new(text).expect("a text without NUL has none after"))
 }
 
 /// The attribute of an early launch: it may begin when each block of the launch before has allowed it, or ended.

@@ -22,17 +22,23 @@ const WAIT: &str = "griddepcontrol.wait;\ngriddepcontrol.launch_dependents;\n";
 /// };
 /// let wait = "griddepcontrol.wait;\ngriddepcontrol.launch_dependents;\n";
 /// let early = kernels::text::early(&text("7.0", "sm_80", ""));
-/// assert_eq!(early, text("7.8", "sm_90", wait));
+/// assert_eq!(early, Some(text("7.8", "sm_90", wait)));
 /// let early = kernels::text::early(&text("8.1", "sm_90a", ""));
-/// assert_eq!(early, text("8.1", "sm_90a", wait));
+/// assert_eq!(early, Some(text("8.1", "sm_90a", wait)));
+/// // Another compiler's form, in which no wait would stand.
+/// assert_eq!(kernels::text::early(".entry one()\n{\nret;\n}\n"), None);
 /// ```
-pub fn early(ptx: &str) -> String {
+///
+/// `None` is for a text in which the start of a kernel is not found: it must not be launched early.
+pub fn early(ptx: &str) -> Option<String> {
     let mut text = String::with_capacity(ptx.len() + 128);
     // Whether the lines before are the start of an entry point's body.
     let (mut in_entry, mut in_start) = (false, false);
+    let mut waits = 0;
     for line in ptx.lines() {
         if in_start && !line.starts_with('.') {
             text.push_str(WAIT);
+            waits += 1;
             (in_entry, in_start) = (false, false);
         }
         in_entry |= line.starts_with(ENTRY);
@@ -43,7 +49,8 @@ pub fn early(ptx: &str) -> String {
         }
         .expect("a string takes all");
     }
-    text
+    let entries = ptx.matches(".entry ").count();
+    (waits == entries).then_some(text)
 }
 
 /// A line of the module's head, if it names a version or a target that lacks the instruction.

@@ -202,7 +202,7 @@ impl<'a> Block<'a> {
                     )
                 };
                 hidden |= if is_seen { 0 } else { 1 << turn };
-                // Else the loop is unrolled: 4 KB of PTX.
+                // Opaque: the loop stays one, 4 KB of PTX less.
                 turn = opaque(turn + 1);
             }
         }
@@ -224,7 +224,7 @@ impl<'a> Block<'a> {
         }
     }
 
-    /// Rounds the numbers of a turn, none of them infinite, by the scale of what is `largest` in the block or, of these, in the row.
+    /// Rounds the numbers of a turn, none infinite, by the scale of what is `largest` in the block, or of these in the row.
     #[inline(always)]
     unsafe fn round(&self, turn: u32, numbers: [f32; 8], largest: f32) {
         let (params, row) = (self.params, self.row(turn));

@@ -190,12 +190,12 @@ pub unsafe fn round_values<E: Source, const W: u32>(params: &RoundValuesParams) 
     // SAFETY: all threads of the block reach the barriers; one thread alone writes a number.
     unsafe {
         // On their way while means and scales are read.
-        let mut four = units.load::<E>(params, thread);
+        let (mut four, mut seen) = units.load::<E>(params, thread);
         write_columns::<E, W>(params, head, tile, thread);
         let mut unit = thread;
         let mut wrong = 0;
         while unit < units.count() {
-            let next = units.load::<E>(params, unit + 32 * W);
+            let (next, next_seen) = units.load::<E>(params, unit + 32 * W);
             if column < params.dim {
                 let numbers = four.map(E::widen);
                 for i in 0..8 {
@@ -205,12 +205,12 @@ pub unsafe fn round_values<E: Source, const W: u32>(params: &RoundValuesParams) 
                         false => shared::load_f32x2(of_column(column)),
                     };
                     let [a, b, c, d] = numbers.map(|numbers| (numbers[i] - mean) * inverse);
-                    let rounded = e4m3(a, b, c, d);
+                    let rounded = e4m3(a, b, c, d) & seen;
                     wrong |= wrong_of::<E>(rounded);
                     shared::store_u32(word_at(lanes, column, unit / lanes), rounded);
                 }
             }
-            four = next;
+            (four, seen) = (next, next_seen);
             unit += 32 * W;
         }
         let is_wrong = barrier::block_any(wrong != 0);
@@ -245,8 +245,7 @@ fn of_column(column: u32) -> u32 {
     shared::base() + 8 * (column % CHUNK * (COLUMNS / CHUNK) + column / CHUNK)
 }
 
-/// Address of four keys of a column of the tile, of rows of so many lanes. Columns of one place in eights begin in banks of their own, a
-/// word apart for each word of keys that a warp writes at once.
+/// Address of four keys of a column of the tile, of rows of so many lanes. Words that a warp writes at once lie in banks of their own.
 #[inline(always)]
 fn word_at(lanes: u32, column: u32, word: u32) -> u32 {
     let word = (word + column / CHUNK * (32 / lanes)) % TILE_WORDS;
@@ -328,8 +327,7 @@ fn values_of<E: Source>(params: &RoundValuesParams, head: u32, column: u32) -> R
     Rows::new::<E>(&params.values, [params.heads, head], [column, dim])
 }
 
-/// A thread's units of a tile of 128 keys: four keys that are neighbours in a row of the rounded values, and eight columns, the same of
-/// each unit.
+/// A thread's units of a tile of 128 keys: four keys that are neighbours in a row of the rounded values, and eight columns.
 struct Units {
     /// Lanes of a row.
     lanes: u32,
@@ -355,23 +353,31 @@ impl Units {
         [key, key + 1, key + 8, key + 9]
     }
 
-    /// The elements of a unit, of each key eight; zeros behind the last key, and of keys that no query sees, which then need no notes.
+    /// The elements of a unit, of each key eight, and a word of all bits of keys that are seen. Behind the last key, and of keys that no
+    /// query sees, elements are zeros.
     ///
     /// # Safety
     /// The values are readable.
     #[inline(always)]
-    unsafe fn load<E: Source>(&self, params: &RoundValuesParams, unit: u32) -> [E::Eight; 4] {
-        self.keys(unit / self.lanes).map(|key| {
-            let place = [self.head, key];
-            let exists = unit < self.count() && key < params.keys && self.column < params.dim;
+    unsafe fn load<E: Source>(
+        &self,
+        params: &RoundValuesParams,
+        unit: u32,
+    ) -> ([E::Eight; 4], u32) {
+        let keys = self.keys(unit / self.lanes);
+        let (mut four, mut seen) = ([E::ZEROS; 4], 0);
+        for i in 0..4 {
+            let place = [self.head, keys[i]];
+            let exists = unit < self.count() && keys[i] < params.keys && self.column < params.dim;
             // SAFETY: elements of the values.
             unsafe {
-                match exists && is_seen(params.ranges, params.heads, place, params.keys) {
-                    true => self.values.load::<E>(key),
-                    false => E::ZEROS,
+                if exists && is_seen(params.ranges, params.heads, place, params.keys) {
+                    four[i] = self.values.load::<E>(keys[i]);
+                    seen |= 0xff << (8 * i);
                 }
             }
-        })
+        }
+        (four, seen)
     }
 }
 
