@@ -151,7 +151,8 @@ impl<const DT: usize, R: Rows, A: Arrangement> Copier<DT, R, A> {
         exist: u32,
         mut f: impl FnMut(u32, u64, u32, bool),
     ) {
-        // Opaque: an addition a tile and a comparison a chunk are cheaper than registers for their results.
+        // Opaque: an addition a tile and a comparison a chunk are cheaper than registers for their results. Held, the first takes
+        // 2 registers or 14 instructions more, the other spills 16 to 80 bytes at D = 128.
         let shared = tile.base + opaque(self.offset);
         let columns = opaque(self.columns);
         let mut global = self.rows.at(first);

@@ -22,6 +22,7 @@ pub unsafe fn multiply_guarded<E: Element, const MT: usize, const KT: usize, con
     b: impl Fn(u32, usize) -> Operand,
     seen: [[impl Interval; 2]; MT],
 ) {
+    // Opaque: unrolled, it takes 1,100 to 4,850 instructions more, and spills 144 bytes in gradients at D = 128.
     let end = opaque(KT as u32);
     let mut kt = 0;
     while kt < end {
@@ -66,6 +67,7 @@ pub unsafe fn multiply_guarded_tile<
     keys: [[impl Interval; 2]; MT],
     column: impl Fn(usize) -> usize,
 ) {
+    // Opaque: unrolled, it takes 6 registers and 470 instructions more at D = 384.
     let end = opaque(KT as u32);
     let mut kt = 0;
     while kt < end {
@@ -124,7 +126,7 @@ pub unsafe fn multiply_seen<E: Element, const MT: usize, const KT: usize, const 
                 left[mt] = a(mt, kt);
             }
             for nt in 0..NT {
-                // Else the assembler reads `b` far ahead.
+                // Else the assembler reads `b` far ahead: up to 490 instructions more at D = 128.
                 fence();
                 let (finite, _) = b(kt as u32, nt).split_non_finite::<E>();
                 for mt in 0..MT {
@@ -135,6 +137,7 @@ pub unsafe fn multiply_seen<E: Element, const MT: usize, const KT: usize, const 
     }
     for nt in 0..NT {
         let mut count = [Accumulator::ZERO; MT];
+        // Opaque: unrolled, it spills 250 to 700 bytes.
         let end = opaque(KT as u32);
         let mut kt = 0;
         while kt < end {
@@ -183,7 +186,7 @@ impl<const MT: usize, const DT: usize, const OT: usize, const QT: usize, A: Arra
             for mt in 0..MT {
                 let mut count = Accumulator::ZERO;
                 // SAFETY: the caller's promise. Without the fence the assembler reads V far ahead, and spills
-                // registers in the whole kernel.
+                // registers in the whole kernel: 64 bytes at D = 64. Decoding takes 10 more.
                 unsafe { fence() }
                 for nt in 0..NT {
                     let keys = keys[mt].map(|keys| keys.counted_from(16 * nt as i32));

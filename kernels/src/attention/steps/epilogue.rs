@@ -29,6 +29,7 @@ impl<const MT: usize, const DT: usize, const OT: usize, const QT: usize, C: Scor
     ) {
         let team_rows = 16 * MT as u32;
         // SAFETY: the block has this many threads.
+        // Held over the loop, they take up to 9 registers more.
         let (work, thread) = again(|| unsafe {
             let br = team_rows * (threads / 32 / T as u32);
             (

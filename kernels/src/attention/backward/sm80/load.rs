@@ -39,6 +39,7 @@ impl<K: Kernel, const MT: usize, const DT: usize, const NT: usize> Block<'_, K, 
             return;
         }
         let (params, forward) = (self.params, self.forward);
+        // Held over the loop, the thread spills 44 to 88 bytes at D = 64.
         let (job, thread) = again(|| (self.job(), self.thread(step.tile)));
         let first = job.query_tile(step) * Self::BR;
         let head = job.head(forward, step.head);

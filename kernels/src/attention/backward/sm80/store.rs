@@ -15,6 +15,7 @@ impl<K: Kernel, const MT: usize, const DT: usize, const NT: usize> Block<'_, K, 
     #[inline(always)]
     pub unsafe fn store(&self, sum: [[Accumulator; DT]; MT]) {
         let (params, forward) = (self.params, self.forward);
+        // Held over the loop, they spill 28 bytes at D = 128.
         let (job, own) = again(|| (self.job(), self.own(0)));
         let key = job.first_key + self.warp_key(0);
         if key >= job.sequence.keys {

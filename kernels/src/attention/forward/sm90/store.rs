@@ -76,6 +76,7 @@ unsafe fn store<K: Kernel, const OT: usize>(
     o: [Accumulator; OT],
     softmax: &Softmax<1>,
 ) {
+    // Held over the tile, it spills 8 bytes at D = 64, 64 with a bias.
     let (part, _, lane) = again(|| warp_part::<K>(params, job));
     // SAFETY: the caller's promise.
     unsafe {
@@ -108,6 +109,7 @@ unsafe fn store_by_map<K: Kernel, const OT: usize>(
     o: [Accumulator; OT],
     softmax: &Softmax<1>,
 ) {
+    // Held over the tile, it spills 16 bytes with a bias and a mask.
     let (part, row, lane) = again(|| warp_part::<K>(params, job));
     let warp_row = row % ROWS;
     // SAFETY: the caller's promise.

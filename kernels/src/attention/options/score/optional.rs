@@ -52,7 +52,7 @@ impl Score for Optional {
 
     #[inline(always)]
     fn after(self, probabilities: Operand) -> Self {
-        // Their sign is 0.
+        // Their sign is 0. Without it gradients of a softcap spill 160 to 252 bytes more.
         let factor = opaque_in(self.factor.to_bits(), probabilities.0[3]);
         Optional {
             factor: f32::from_bits(factor),
