@@ -2,7 +2,7 @@
 
 use crate::e4m3::E4m3Inputs;
 use crate::gradients::Gradients;
-use crate::keys::{keys, prefix, share_prefix};
+use crate::keys::{keys, prefix};
 use crate::options::Options;
 use crate::shape::{Fp8Inputs, Shape};
 use anyhow::{Context, Result};
@@ -47,8 +47,10 @@ impl<T: Element> Bench<T> {
                 .flat_map(|key| key[..shape.dim_v()].to_vec())
                 .collect();
         }
-        for (elements, dim) in [(1, shape.dim), (2, shape.dim_v())] {
-            share_prefix(shape, dim, &mut host[elements]);
+        if let Some(keys) = shape.prefix {
+            let [_, k, v] = &mut host;
+            random::share_prefix(k, problem.k_shape(), keys.get());
+            random::share_prefix(v, problem.v_shape(), keys.get());
         }
         let is_e4m3 = shape.fp8.is_some_and(Fp8Inputs::are_e4m3);
         let e4m3 = is_e4m3.then(|| E4m3Inputs::new(device, shape, &problem, &mut host));

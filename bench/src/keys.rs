@@ -28,16 +28,6 @@ pub fn keys<T: Pod>(
     Ok(keys)
 }
 
-/// The first entry's prefix in place of that of each other one, among the elements of K or V.
-pub fn share_prefix<T: Element>(shape: &Shape, dim: usize, elements: &mut [T]) {
-    let (head, shared) = (shape.seqlen_kv() * dim, shape.prefix() * dim);
-    let (first, others) = elements.split_at_mut(shape.kv_heads() * head);
-    for (number, to) in others.chunks_mut(head).enumerate() {
-        let from = number % shape.kv_heads() * head;
-        to[..shared].copy_from_slice(&first[from..from + shared]);
-    }
-}
-
 /// The prefix on a device, of the elements of K or V of all entries.
 pub fn prefix<T: Element>(
     device: &Device,

@@ -40,6 +40,35 @@ pub fn output_gradient<T: Element>(problem: &Problem, seed: u64) -> Vec<T> {
     normal(problem.o_shape().iter().product(), &mut seeds)
 }
 
+/// Gives all entries of row-major keys or values the first rows of the first one: a prefix that they share.
+///
+/// ```
+/// let mut keys = [1, 2, 3, 4, 5, 6];
+/// ferroattn::random::share_prefix(&mut keys, [2, 1, 3, 1], 2);
+/// assert_eq!(keys, [1, 2, 3, 1, 2, 6]);
+/// ```
+///
+/// # Panics
+/// If an entry has fewer rows, or the shape has other elements than these.
+pub fn share_prefix<T: Copy>(elements: &mut [T], shape: [usize; 4], rows: usize) {
+    let [_, heads, keys, dim] = shape;
+    assert_eq!(
+        elements.len(),
+        shape.iter().product(),
+        "elements of the shape"
+    );
+    assert!(rows <= keys, "an entry has {keys} rows for {rows}");
+    if elements.is_empty() {
+        return;
+    }
+    let (head, shared) = (keys * dim, rows * dim);
+    let (first, others) = elements.split_at_mut(heads * head);
+    for (number, to) in others.chunks_mut(head).enumerate() {
+        let from = number % heads * head;
+        to[..shared].copy_from_slice(&first[from..from + shared]);
+    }
+}
+
 /// Logits of sinks, `[heads]`, of standard normal numbers.
 ///
 /// # Panics

@@ -185,6 +185,10 @@ const TESTED: &[(&str, &[&str])] = &[
         &["Device::cuda", "CudaDriver::open"],
     ),
     (
+        "ferroattn/tests/wrong_arguments/values.rs::prefixes_of_other_shapes",
+        &["ferroattn::random::share_prefix"],
+    ),
+    (
         "ferroattn/tests/wrong_arguments/values.rs::random_tensors_may_be_empty",
         &[
             "ferroattn::random::bias",

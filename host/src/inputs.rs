@@ -1,7 +1,6 @@
 //! q, k, v and d_o: random, or from a file.
 
 use crate::args::{Args, Pass};
-use crate::prefix::share;
 use crate::safetensors::SafeTensors;
 use crate::tensors::{Pairs, Tensors, expect, of_file};
 use anyhow::{Context, Result, anyhow, ensure};
@@ -158,8 +157,8 @@ impl<'a> Source<'a> {
         };
         if let Some(keys) = args.modifiers.prefix {
             let [_, k, v] = &mut qkv;
-            share(k, problem.k_shape(), keys);
-            share(v, problem.v_shape(), keys);
+            random::share_prefix(k, problem.k_shape(), keys);
+            random::share_prefix(v, problem.v_shape(), keys);
         }
         let drawn = || random::output_gradient(&problem, seed);
         let with_d_o = args.pass != Pass::Forward;

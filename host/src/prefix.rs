@@ -74,16 +74,6 @@ impl Tensors {
     }
 }
 
-/// Gives each entry of row-major keys or values the first rows of the first one.
-pub fn share<T: Copy>(numbers: &mut [T], [_, heads, keys, dim]: [usize; 4], prefix: usize) {
-    let (head, shared) = (keys * dim, prefix * dim);
-    let (first, others) = numbers.split_at_mut(heads * head);
-    for (number, to) in others.chunks_mut(head).enumerate() {
-        let from = number % heads * head;
-        to[..shared].copy_from_slice(&first[from..from + shared]);
-    }
-}
-
 /// Tensors of the shared rows, `[1, heads, prefix, dim]`, and of each entry's own.
 pub fn divided<T: Element>(all: &Tensor<T>, prefix: usize) -> ferroattn::Result<[Tensor<T>; 2]> {
     let [batch, heads, keys, dim] = all.shape();

@@ -184,3 +184,17 @@ fn counters_of_any_numbers() {
     };
     assert_eq!(finding.extra(), 0);
 }
+
+/// An entry without as many rows, and elements that are not the shape's, panic as documented; nothing to share is no fault.
+#[test]
+fn prefixes_of_other_shapes() {
+    let fails = |elements: usize, shape, rows| {
+        panics(|| random::share_prefix(&mut vec![0_u8; elements], shape, rows))
+    };
+    assert!(fails(11, [2, 1, 3, 2], 1));
+    assert!(fails(12, [2, 2, 3, 2], 1));
+    assert!(fails(12, [2, 1, 3, 2], 4));
+    for shape in [[0, 1, 3, 2], [2, 0, 3, 2], [2, 1, 0, 2], [2, 1, 3, 0]] {
+        assert!(!fails(0, shape, 0), "{shape:?}");
+    }
+}

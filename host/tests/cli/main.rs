@@ -2,6 +2,7 @@
 
 mod backward;
 mod bad;
+mod caches;
 mod emulator;
 mod files;
 mod fp8;

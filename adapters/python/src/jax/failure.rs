@@ -6,15 +6,17 @@ use std::ffi::{CString, c_void};
 
 /// Why a handler failed.
 #[derive(Debug)]
-pub struct Failure {
-    code: u32,
-    reason: String,
+pub enum Failure {
+    /// A fault of the call, or of this library.
+    Own { code: u32, reason: String },
+    /// An error of a function of XLA, which goes back as it came.
+    OfXla(*mut c_void),
 }
 
 impl Failure {
     /// A fault of this library, or of XLA.
     pub fn internal(reason: impl Into<String>) -> Self {
-        Failure {
+        Failure::Own {
             code: code::INTERNAL,
             reason: reason.into(),
         }
@@ -22,12 +24,16 @@ impl Failure {
 
     /// The error that XLA reports, which owns it.
     pub fn into_error(self, api: &Api) -> *mut c_void {
-        let text = self.reason.replace(['\n', '\r', '\0'], " ");
+        let (code, reason) = match self {
+            Failure::Own { code, reason } => (code, reason),
+            Failure::OfXla(error) => return error,
+        };
+        let text = reason.replace(['\n', '\r', '\0'], " ");
         let message = CString::new(text).expect("no zeros");
         let mut args = ErrorCreate {
             head: head::<ErrorCreate>(),
             message: message.as_ptr(),
-            code: self.code,
+            code,
         };
         // SAFETY: the arguments are valid during the call, which copies the text.
         unsafe { (api.error_create)(&mut args) }
@@ -42,7 +48,7 @@ impl From<Error> for Failure {
             ErrorKind::Memory => code::RESOURCE_EXHAUSTED,
             _ => code::INTERNAL,
         };
-        Failure {
+        Failure::Own {
             code,
             reason: error.to_string(),
         }

@@ -144,7 +144,7 @@ impl<'f> Frame<'f> {
         let error = unsafe { ((*self.frame.api).stream_get)(&mut args) };
         match error.is_null() {
             true => Ok(args.stream),
-            false => Err(Failure::internal("XLA tells no stream")),
+            false => Err(Failure::OfXla(error)),
         }
     }
 
@@ -157,10 +157,10 @@ impl<'f> Frame<'f> {
         };
         // SAFETY: the functions are XLA's, the context the call's.
         let error = unsafe { ((*self.frame.api).device_ordinal_get)(&mut args) };
-        match (error.is_null(), usize::try_from(args.ordinal)) {
-            (true, Ok(index)) => Ok(index),
-            _ => Err(Failure::internal("XLA tells no device")),
+        if !error.is_null() {
+            return Err(Failure::OfXla(error));
         }
+        usize::try_from(args.ordinal).map_err(|_| Failure::internal("XLA tells no device"))
     }
 }
 
