@@ -30,7 +30,7 @@ fn flips_signs(device: &Device, pieces: u32, blocks: u32) -> Outcome {
     };
     let kernel = catalog::kernel(Family::Auxiliary(Auxiliary::BulkCopy));
     let found = device.facts().expect("it runs kernels").compute_capability;
-    if !kernel.target().runs_on(found) {
+    if !kernel.target.runs_on(found) {
         return Ok(Completion::ignored_with("its GPU has no sm_90a"));
     }
     let count = (pieces * BULK_BYTES / 2).max(1) as usize;
@@ -46,7 +46,7 @@ fn flips_signs(device: &Device, pieces: u32, blocks: u32) -> Outcome {
         blocks,
     };
     let (mut steps, blocks) = (Steps::default(), u128::from(blocks));
-    steps.launch(kernel.into(), blocks, kernel.shared_bytes(), &params)?;
+    steps.launch(kernel.into(), blocks, kernel.launch.shared_bytes, &params)?;
     let plan = steps.finish(kernel.name, 1);
     // SAFETY: the parameters are the kernel's, and the buffers outlive the call.
     unsafe { plan.run(device, std::ptr::null_mut())? };

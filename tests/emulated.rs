@@ -34,7 +34,8 @@ pub fn tests() -> Vec<Test> {
             tests.push(Test::emulator(name("every_schedule"), move |_| {
                 every_schedule_is_clean(kernel, forward)
             }));
-            let is_plain = !forward.is_latent() && !forward.is_fp8() && !forward.reads_e4m3();
+            let is_plain =
+                !forward.is_latent() && !forward.kind.multiplies_e4m3() && !forward.reads_e4m3();
             if forward.kind.mask.serves(false) && is_plain {
                 tests.push(Test::emulator(name("counters"), move |_| {
                     counters_follow_the_algorithm(kernel, forward)
@@ -46,7 +47,8 @@ pub fn tests() -> Vec<Test> {
                 blocks_with_several_tiles(kernel, forward)
             }));
         }
-        let has_own_rows = kernel.takes_maps() && !forward.kind.is_grouped() && !forward.is_fp8();
+        let has_own_rows =
+            kernel.takes_maps() && !forward.kind.is_grouped() && !forward.kind.multiplies_e4m3();
         if has_own_rows && Sm90Params::stores_by_map(forward.dim) {
             tests.push(Test::emulator(name("o_lies_anywhere"), move |_| {
                 o_lies_anywhere(kernel, forward)

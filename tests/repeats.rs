@@ -282,7 +282,7 @@ fn mma_sync_backward(device: &Device, case: &Case) -> Option<String> {
     let kernel = KERNELS.iter().find(|kernel| match kernel.family {
         Family::Backward(Backward::Main(main)) => {
             let serves = main.dim as usize == case.dim && case.dtype == main.dtype.into();
-            serves && kernel.is_for(class)
+            serves && kernel.classes.contains(&class)
         }
         _ => false,
     })?;

@@ -91,8 +91,8 @@ impl From<&'static Kernel> for Entry {
         Entry {
             name: kernel.name,
             module: kernel.module,
-            target: kernel.target(),
-            threads: kernel.threads(),
+            target: kernel.target,
+            threads: kernel.launch.threads,
             modules: ptx::COMPILED_MODULES,
             switches: Switches::NONE,
         }

@@ -130,7 +130,7 @@ impl Steps {
             dim: dim as u32,
             tiles: tiles as u32,
         };
-        let (shared_bytes, places) = (kernel.shared_bytes(), [offset_of!(PackParams, copy)]);
+        let (shared_bytes, places) = (kernel.launch.shared_bytes, [offset_of!(PackParams, copy)]);
         let step = Step::new(kernel.into(), blocks, shared_bytes, &params, &places)?;
         self.steps.push(step);
         Ok(())

@@ -187,6 +187,6 @@ fn spread_step(
         padding: 0,
     };
     let blocks = heads as u128 * rows.div_ceil(Auxiliary::SPREAD_ROWS as usize) as u128;
-    let (shared_bytes, places) = (kernel.shared_bytes(), [offset_of!(SpreadParams, copy)]);
+    let (shared_bytes, places) = (kernel.launch.shared_bytes, [offset_of!(SpreadParams, copy)]);
     Step::new(kernel.into(), blocks, shared_bytes, &params, &places)
 }

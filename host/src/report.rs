@@ -253,15 +253,15 @@ fn kernel_row(kernel: &Kernel) -> [(&str, String); 10] {
     let dtype = kernel.dtype().map_or("any", Dtype::name);
     [
         ("kernel", kernel.name.to_owned()),
-        ("target", kernel.target().name.to_owned()),
+        ("target", kernel.target.name.to_owned()),
         ("dtype", dtype.to_owned()),
         ("dim up to", number(dim)),
         ("causal", causal.to_owned()),
         ("Br", rows),
         ("Bc", columns),
-        ("warps", (kernel.threads() / 32).to_string()),
+        ("warps", (kernel.launch.threads / 32).to_string()),
         ("stages", stages),
-        ("shared bytes", kernel.shared_bytes().to_string()),
+        ("shared bytes", kernel.launch.shared_bytes.to_string()),
     ]
 }
 

@@ -4,29 +4,23 @@ use crate::options::{HopperMemory, NAIVE_ROWS, Rung, TeamsMemory, pitch};
 use crate::params::Options;
 use crate::timeline::TIMELINES;
 use kernels::catalog::{
-    Accumulation, Code, Dtype, Feature, Instance, Launch, MAX_HEAD_DIM, Spec, Target, Tile,
+    Accumulation, Code, Dtype, Instance, Launch, MAX_HEAD_DIM, Spec, Target, Tile,
 };
 use kernels::generic;
 use std::sync::LazyLock;
 
 impl Rung {
-    /// The instructions that decide the PTX target of its kernels.
-    fn features(self) -> &'static [Feature] {
-        match self {
-            Rung::Wgmma => &[Feature::Wgmma],
-            _ if self.is_for_hopper() => &[Feature::TensorMaps, Feature::Wgmma],
-            _ => &[],
-        }
-    }
-
     /// PTX target of its kernels.
     #[must_use]
     pub fn target(self) -> Target {
-        Target::with(self.features())
+        match self.is_for_hopper() {
+            true => Target::SM90A,
+            false => Target::SM80,
+        }
     }
 }
 
-/// The specification of a kernel of the ladder.
+/// The axes of a kernel of the ladder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Shape {
     /// The main loop.
@@ -236,7 +230,7 @@ impl Shape {
 /// almost nothing, but are a tenth slower.
 const MOST_SPILLS: u32 = 160;
 
-impl Spec for Shape {
+impl Shape {
     fn name(&self) -> String {
         let types = match self.acc {
             Accumulation::Single => self.dtype.name().to_owned(),
@@ -253,21 +247,7 @@ impl Spec for Shape {
         }
     }
 
-    fn features(&self) -> &'static [Feature] {
-        match self.main_loop {
-            Loop::Hopper(rung) => rung.features(),
-            _ => &[],
-        }
-    }
-
-    fn launch(&self) -> Launch {
-        let (tile, bytes) = (
-            self.tile(),
-            self.shared_bytes_with(&Options::LEAST, self.dim()),
-        );
-        Launch::new(tile.warps, tile.blocks_per_sm, bytes)
-    }
-
+    /// What its entry point calls.
     fn instance(&self) -> Instance {
         let Shape {
             m_tiles: mt,
@@ -314,29 +294,41 @@ impl Spec for Shape {
                 ("teams", generic)
             }
         };
-        let params = match self.takes_maps() {
-            true => "Sm90Params",
-            false => "LadderParams",
+        let params = match self.main_loop {
+            Loop::Hopper(rung) if rung != Rung::Wgmma => "Sm90Params, maps",
+            _ => "LadderParams",
         };
         Instance::new((params, module), self.dtype, types, generic)
     }
 
-    fn code(&self) -> Code {
-        Code {
+    /// The specification.
+    fn spec(&self) -> Spec {
+        let tile = self.tile();
+        let bytes = self.shared_bytes_with(&Options::LEAST, self.dim());
+        let launch = Launch::new(tile.warps, tile.blocks_per_sm, bytes);
+        let target = match self.main_loop {
+            Loop::Hopper(rung) => rung.target(),
+            _ => Target::SM80,
+        };
+        let code = Code {
             copies_vary: self.main_loop == Loop::Teams,
             most_spills: if self.is_hopper() { 0 } else { MOST_SPILLS },
             ..Code::default()
+        };
+        Spec {
+            code,
+            ..Spec::new(self.name(), target, launch, self.instance())
         }
     }
 }
 
 /// A compiled kernel of the ladder.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Kernel {
-    /// [`Spec::name`], and [`Spec::module`].
-    pub name: &'static str,
-    /// The specification.
+    /// The axes.
     pub shape: Shape,
+    /// The specification.
+    pub spec: Spec,
 }
 
 /// Every kernel of the ladder.
@@ -362,25 +354,24 @@ pub static KERNELS: LazyLock<Vec<Kernel>> = LazyLock::new(|| {
         }
     }
     let kernel = |shape: Shape| Kernel {
-        name: shape.name().leak(),
         shape,
+        spec: shape.spec(),
     };
     shapes.into_iter().map(kernel).collect()
 });
 
 /// The specifications of all kernels of this crate, with [`TIMELINES`].
 #[must_use]
-pub fn specs() -> Vec<&'static dyn Spec> {
-    let kernels = KERNELS.iter().map(|kernel| &kernel.shape as &dyn Spec);
-    kernels
-        .chain(TIMELINES.iter().map(|timeline| timeline as _))
-        .collect()
+pub fn specs() -> Vec<&'static Spec> {
+    let kernels = KERNELS.iter().map(|kernel| &kernel.spec);
+    let timelines = TIMELINES.iter().map(|timeline| &timeline.spec);
+    kernels.chain(timelines).collect()
 }
 
 /// The kernel of a name.
 #[must_use]
 pub fn named(name: &str) -> Option<&'static Kernel> {
-    KERNELS.iter().find(|kernel| kernel.name == name)
+    KERNELS.iter().find(|kernel| kernel.spec.name == name)
 }
 
 /// Warps of a team, and slices of O of each.

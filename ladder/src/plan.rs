@@ -7,17 +7,17 @@ use crate::params::{LadderParams, Options};
 use ferroattn::internals::{Draft, Entry, MainKernel, Planner, Waves, has_map};
 use ferroattn::{Facts, Plan, Problem, RawForward, Result};
 use kernels::abi::Switches;
-use kernels::catalog::{Dtype, Spec};
+use kernels::catalog::Dtype;
 
 include!(concat!(env!("OUT_DIR"), "/modules.rs"));
 
 impl From<&'static Kernel> for Entry {
     fn from(kernel: &'static Kernel) -> Self {
         Entry {
-            name: kernel.name,
-            module: kernel.name,
-            target: kernel.shape.target(),
-            threads: kernel.shape.threads(),
+            name: kernel.spec.name,
+            module: kernel.spec.module,
+            target: kernel.spec.target,
+            threads: kernel.spec.launch.threads,
             modules: COMPILED_MODULES,
             switches: Switches::NONE,
         }
@@ -44,7 +44,7 @@ unsafe impl Planner for Ladder {
         let (chosen, facts) = ladder.choose(dtype, problem, facts)?;
         self.check_compiled()?;
         let (shape, options) = (chosen.kernel.shape, chosen.options);
-        let tile = shape.tile();
+        let (tile, takes_maps) = (shape.tile(), chosen.kernel.spec.takes_maps());
         let kernel = MainKernel {
             entry: chosen.kernel.into(),
             dtype,
@@ -62,7 +62,7 @@ unsafe impl Planner for Ladder {
             sides: 1,
             v_chunks: 1,
             takes_units: false,
-            map_dim: shape.takes_maps().then(|| shape.dim()),
+            map_dim: takes_maps.then(|| shape.dim()),
             values_in_keys: false,
             reads_e4m3: false,
             is_fp8: false,
@@ -86,7 +86,7 @@ unsafe impl Planner for Ladder {
         if combines {
             draft.reserve_partials(problem.dim)?;
         }
-        match shape.takes_maps() {
+        match takes_maps {
             // A block for each tile.
             true => draft.launch_by_maps(problem, shape.dim(), u32::MAX)?,
             false => draft.launch(block(options))?,

@@ -28,8 +28,8 @@ impl Recorder {
 impl From<&'static Timeline> for Entry {
     fn from(timeline: &'static Timeline) -> Self {
         Entry {
-            name: timeline.name,
-            module: timeline.module,
+            name: timeline.spec.name,
+            module: timeline.spec.module,
             modules: COMPILED_MODULES,
             ..timeline.kernel.into()
         }
@@ -70,7 +70,7 @@ unsafe impl Planner for Recorder {
                 step.params.extend(self.clocks.to_ne_bytes());
             }
         }
-        plan.kernel = watched.name;
+        plan.kernel = watched.spec.name;
         Ok(plan)
     }
 }

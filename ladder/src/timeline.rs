@@ -25,17 +25,15 @@ pub struct TimelineParams {
 mod catalog {
     use kernels::catalog::class::Class;
     use kernels::catalog::{
-        self, Dtype, Family, Feature, Forward, Instance, Kernel, Kind, Launch, Loop, MaskKind, Spec,
+        self, Dtype, Family, Forward, Instance, Kernel, Kind, Loop, MaskKind, Spec,
     };
     use std::sync::LazyLock;
 
     /// A kernel under watch.
-    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    #[derive(Clone, Debug)]
     pub struct Timeline {
-        /// [`Spec::name`]: the kernel's, and `timeline` in front.
-        pub name: &'static str,
-        /// [`Spec::module`].
-        pub module: &'static str,
+        /// The specification: the kernel's, with `timeline` in front of its name.
+        pub spec: Spec,
         /// The kernel.
         pub kernel: &'static Kernel,
     }
@@ -49,43 +47,18 @@ mod catalog {
             let kind = Kind::of_head(Loop::Hopper, MaskKind::of(causal));
             let forward = Forward::of(kind, Dtype::F16, dim, Class::Sm90);
             let kernel = catalog::kernel(Family::Forward(forward.expect("a kernel")));
+            let instance = kernel.instance.clone().with("Unwatched", "Stamps");
+            let instance = Instance {
+                params: "TimelineParams, maps",
+                module: format!("kernels::{}", instance.module),
+                ..instance
+            };
+            let name = format!("timeline_{}", kernel.name);
             Timeline {
-                name: format!("timeline_{}", kernel.name).leak(),
-                module: format!("timeline_{}", kernel.module).leak(),
+                spec: Spec::new(name, kernel.target, kernel.launch, instance),
                 kernel,
             }
         });
         kernels.collect()
     });
-
-    impl Spec for Timeline {
-        fn name(&self) -> String {
-            self.name.to_owned()
-        }
-
-        fn module(&self) -> String {
-            self.module.to_owned()
-        }
-
-        fn features(&self) -> &'static [Feature] {
-            self.kernel.features()
-        }
-
-        fn launch(&self) -> Launch {
-            self.kernel.launch()
-        }
-
-        fn is_for(&self, class: Class) -> bool {
-            self.kernel.is_for(class)
-        }
-
-        fn instance(&self) -> Instance {
-            let instance = self.kernel.instance().with("Unwatched", "Stamps");
-            Instance {
-                params: "TimelineParams",
-                module: format!("kernels::{}", instance.module),
-                ..instance
-            }
-        }
-    }
 }

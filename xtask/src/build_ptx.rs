@@ -6,7 +6,7 @@ use clap::builder::PossibleValuesParser;
 use comfy_table::Table;
 use glob::Pattern;
 use kernel_builder::ptxas::Usage;
-use kernel_builder::{Collectives, EntryPoint, Module, Package, ptxas, sass};
+use kernel_builder::{Collectives, Module, Package, ptxas, sass};
 use kernels::catalog::Target;
 use kernels::catalog::class::Class;
 use std::collections::{BTreeMap, BTreeSet};
@@ -51,7 +51,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     for mut package in packages.into_iter().flatten() {
         let all = package.kernels.clone();
         package.kernels.retain(|kernel| {
-            let (name, target) = (kernel.name(), kernel.target().name);
+            let (name, target) = (kernel.name, kernel.target.name);
             let mut patterns = arguments.kernel.iter();
             (arguments.kernel.is_empty() || patterns.any(|pattern| pattern.matches(&name)))
                 && arguments.target.as_ref().is_none_or(|only| only == target)
@@ -108,11 +108,12 @@ fn compare(modules: &[Module], other: &Path) -> Result<()> {
                 continue;
             }
             let assembled = |text: &str| -> Result<_> {
-                let usages = ptxas::usages(&ptxas, &module.name, text, target)?;
-                Ok((usages, sass::disassemble(&module.name, text, target)?))
+                let usages = ptxas::usages(&ptxas, module.name, text, target)?;
+                Ok((usages, sass::disassemble(module.name, text, target)?))
             };
             let (old, new) = (assembled(&before)?, assembled(&module.text)?);
-            for EntryPoint { name, .. } in &module.entries {
+            for entry in &module.entries {
+                let name = entry.kernel.name;
                 let changes = changes(name, [&old, &new]);
                 if !changes.is_empty() {
                     different += 1;
@@ -175,15 +176,19 @@ fn table(modules: &[Module], usages: &[Usage]) -> Table {
     let header = ["entry", "shared B"].into_iter().chain(targets.clone());
     let header = header.chain(present.clone().map(|(_, (name, _))| name));
     let rows = entries.iter().zip(&counts).map(|(entry, counts)| {
+        let name = entry.kernel.name;
         let registers = targets.clone().map(|target| {
             let mut usages = usages.iter();
-            let usage = usages.find(|usage| usage.entry == entry.name && usage.target == target);
+            let usage = usages.find(|usage| usage.entry == name && usage.target == target);
             usage.map_or("-".into(), |usage| usage.registers.to_string())
         });
         let counts = present
             .clone()
             .map(|(place, _)| counts[place].1.to_string());
-        let row = [entry.name.clone(), entry.kernel.shared_bytes().to_string()];
+        let row = [
+            name.to_owned(),
+            entry.kernel.launch.shared_bytes.to_string(),
+        ];
         row.into_iter().chain(registers).chain(counts).collect()
     });
     table::numbers(header.map(str::to_owned), rows)

@@ -158,7 +158,10 @@ fn run(module: &Module) {
     };
     if let Ok(entry) = module.entry(kernel().name) {
         let arguments = [Argument::Bytes(bytemuck::bytes_of(&params))];
-        let (threads, shared_bytes) = ([kernel().threads(), 1, 1], kernel().shared_bytes());
+        let (threads, shared_bytes) = (
+            [kernel().launch.threads, 1, 1],
+            kernel().launch.shared_bytes,
+        );
         let _ = launch(
             &memory,
             entry,

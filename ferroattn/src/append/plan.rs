@@ -69,7 +69,7 @@ pub fn append_plan(facts: Option<&Facts>, dtype: Dtype, args: &RawAppend) -> Res
         Some(_) => Auxiliary::AppendE4m3,
     };
     let kernel = catalog::kernel(Family::Auxiliary(of(dtype.of_kernels()?)));
-    if facts.is_some_and(|facts| !kernel.target().runs_on(facts.compute_capability)) {
+    if facts.is_some_and(|facts| !kernel.target.runs_on(facts.compute_capability)) {
         return Err(Error::NoOption(E4M3_CACHE));
     }
     // An entry without rows has its new length to write.
@@ -136,7 +136,7 @@ pub fn append_plan(facts: Option<&Facts>, dtype: Dtype, args: &RawAppend) -> Res
         entries: entries as u32,
         keys: keys as u32,
     };
-    let (entry, bytes) = (kernel.into(), kernel.shared_bytes());
+    let (entry, bytes) = (kernel.into(), kernel.launch.shared_bytes);
     match args.e4m3_cache.map(|cache| cache.of_kernels()) {
         None => steps.launch(entry, blocks, bytes, &params)?,
         Some([k, v]) => {

@@ -75,7 +75,7 @@ impl Draft<'_> {
             switches: options::switches(&self.problem, &self.args.options),
             ..kernel.into()
         };
-        let (shared_bytes, params) = (kernel.shared_bytes(), self.params);
+        let (shared_bytes, params) = (kernel.launch.shared_bytes, self.params);
         let blocks = tiles.iter().product();
         self.steps.launch(entry, blocks, shared_bytes, &params)?;
         Ok(())

@@ -88,7 +88,7 @@ pub(crate) fn candidates(
     let compute_capability = facts.compute_capability;
     let kernels = hopper.chain(sm80).map(catalog::kernel);
     kernels.filter(move |kernel| {
-        let runs = kernel.target().runs_on(compute_capability);
+        let runs = kernel.target.runs_on(compute_capability);
         runs && (is_mapped || !kernel.takes_maps())
     })
 }
@@ -139,7 +139,7 @@ pub(super) fn resolve(
     let dim = dim.ok_or(Error::NoBackward(problem.widest()))?;
     let Some(name) = name else {
         let mut candidates = candidates(element, facts, call);
-        let fitting = candidates.find(|kernel| facts.fits(kernel.shared_bytes()));
+        let fitting = candidates.find(|kernel| facts.fits(kernel.launch.shared_bytes));
         return Ok(fitting.ok_or(Error::NoBackward(problem.widest()))?.into());
     };
     let kernel = of_gradients(name)?;
@@ -157,8 +157,8 @@ pub(super) fn resolve(
         format!("is for dims up to {most}, not {}", problem.widest())
     } else if !mask.serves(problem.causal) {
         "is for the other mask".to_owned()
-    } else if !facts.fits(kernel.shared_bytes()) {
-        let (needed, available) = (kernel.shared_bytes(), facts.shared.block);
+    } else if !facts.fits(kernel.launch.shared_bytes) {
+        let (needed, available) = (kernel.launch.shared_bytes, facts.shared.block);
         format!("needs {needed} bytes of shared memory, and a block has {available}")
     } else if kernel.takes_maps() && ![args.q, args.k, args.v, args.d_o].iter().all(has_map) {
         "loads by tensor maps, which cannot describe these strides".to_owned()

@@ -52,7 +52,7 @@ impl Draft<'_> {
     /// Launches a kernel with the parameters of all steps.
     pub fn launch(&mut self, kernel: Backward, blocks: u128) -> Result<()> {
         let kernel = catalog::kernel(Family::Backward(kernel));
-        let (shared_bytes, params) = (kernel.shared_bytes(), self.params);
+        let (shared_bytes, params) = (kernel.launch.shared_bytes, self.params);
         self.steps
             .launch(kernel.into(), blocks, shared_bytes, &params)?;
         Ok(())

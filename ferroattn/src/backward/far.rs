@@ -55,7 +55,7 @@ impl Draft<'_> {
         };
         let entry = Entry { switches, ..entry };
         let blocks = most_blocks.min(4 * self.multiprocessors as usize) as u128;
-        let (shared_bytes, params) = (kernel.shared_bytes(), self.params);
+        let (shared_bytes, params) = (kernel.launch.shared_bytes, self.params);
         self.steps.launch(entry, blocks, shared_bytes, &params)?;
         Ok(())
     }

@@ -8,7 +8,7 @@ use crate::forward::Problem;
 use crate::plan::{MapPlace, Steps, grid};
 use crate::tensor_map::tensor_map;
 use kernels::abi::{BackwardParams, ForwardParams, Order, Sm90BackwardParams, Stored, StoredSizes};
-use kernels::catalog::{HopperBackward, HopperWay, Spec as _};
+use kernels::catalog::{self, Family, HopperBackward, HopperWay};
 use kernels::layout::element::BYTES;
 use std::mem::offset_of;
 
@@ -225,7 +225,8 @@ impl Draft<'_> {
             backward: self.params,
             ..params
         };
-        let shared_bytes = kernel.shared_bytes();
+        let spec = catalog::kernel(Family::HopperBackward(kernel));
+        let shared_bytes = spec.launch.shared_bytes;
         let step = self.steps.launch(entry, blocks, shared_bytes, &params)?;
         step.maps = maps.into();
         self.steps.places = common;

@@ -248,7 +248,7 @@ impl<'a> Draft<'a> {
         params.backward.forward.dim = self.problem.dim_v as u32;
         let step = self
             .steps
-            .launch(kernel.into(), blocks, kernel.shared_bytes(), &params)?;
+            .launch(kernel.into(), blocks, kernel.launch.shared_bytes, &params)?;
         step.places.push(offset_of!(PrepareParams, zeros));
         Ok(())
     }
@@ -260,7 +260,7 @@ impl<'a> Draft<'a> {
         let blocks = kv_heads * self.problem.seqlen_kv.div_ceil(tile_keys as usize) as u128;
         match main.spec {
             MainSpec::Plain(_) => {
-                let (shared_bytes, params) = (main.kernel().shared_bytes(), self.params);
+                let (shared_bytes, params) = (main.kernel().launch.shared_bytes, self.params);
                 self.steps.launch(entry, blocks, shared_bytes, &params)?;
                 Ok(())
             }

@@ -73,6 +73,6 @@ pub fn csr_pages_plan(facts: Option<&Facts>, args: &RawCsrPages) -> Result<Plan>
     };
     let warps = batch as u128 * pieces as u128;
     let blocks = warps.div_ceil(u128::from(Auxiliary::WARPS));
-    steps.launch(kernel.into(), blocks, kernel.shared_bytes(), &params)?;
+    steps.launch(kernel.into(), blocks, kernel.launch.shared_bytes, &params)?;
     Ok(steps.finish(kernel.name, 1))
 }

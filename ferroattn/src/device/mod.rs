@@ -273,11 +273,11 @@ mod tests {
         };
         let most = Facts::emulated(Class::Sm86).shared.block;
         let mut kernels = KERNELS.iter();
-        let large = kernels.find(|kernel| kernel.shared_bytes() > most);
+        let large = kernels.find(|kernel| kernel.launch.shared_bytes > most);
         let large = large.expect("an A100's");
         let params = ForwardParams::default();
         let mut steps = Steps::default();
-        let launched = steps.launch(large.into(), 1, large.shared_bytes(), &params);
+        let launched = steps.launch(large.into(), 1, large.launch.shared_bytes, &params);
         launched.expect("one block");
         let plan = steps.finish(large.name, 1);
         // SAFETY: the emulator refuses the launch, and checks every access of one that it does not.

@@ -52,8 +52,8 @@ pub fn suitable(
     let mut kernels: Vec<_> = KERNELS
         .iter()
         .filter(|kernel| obstacle(kernel, dtype, problem, options).is_none())
-        .filter(|kernel| kernel.target().runs_on(facts.compute_capability))
-        .filter(|kernel| facts.fits(kernel.shared_bytes()))
+        .filter(|kernel| kernel.target.runs_on(facts.compute_capability))
+        .filter(|kernel| facts.fits(kernel.launch.shared_bytes))
         .collect();
     kernels.sort_by_key(|&kernel| Some(kernel) != default);
     Ok(kernels.iter().map(|kernel| kernel.name).collect())
@@ -131,7 +131,7 @@ pub(crate) fn resolve(
         None => select(&request).ok_or(Error::Dim(problem.dim)),
     };
     let kernel = name.map_or_else(best, named)?;
-    if facts.fits(kernel.shared_bytes()) {
+    if facts.fits(kernel.launch.shared_bytes) {
         return Ok(Some(kernel));
     }
     let instead = kernel.forward().and_then(|forward| {
@@ -140,10 +140,10 @@ pub(crate) fn resolve(
     });
     Err(Error::SharedMemory {
         kernel: kernel.name,
-        needed: kernel.shared_bytes(),
+        needed: kernel.launch.shared_bytes,
         available: facts.shared.block,
         instead: instead
-            .filter(|instead| facts.fits(instead.shared_bytes()))
+            .filter(|instead| facts.fits(instead.launch.shared_bytes))
             .map(|instead| instead.name),
     })
 }
@@ -221,7 +221,7 @@ fn obstacle(
         Some(format!("is for dtype {needed}, not {found}"))
     } else if forward.is_latent() && !options.values_in_keys {
         Some("serves values that are the first part of the keys, in memory too".to_owned())
-    } else if forward.is_fp8() && options.fp8.is_none() {
+    } else if forward.kind.multiplies_e4m3() && options.fp8.is_none() {
         Some("multiplies e4m3, for calls with fp8".to_owned())
     } else if forward.reads_e4m3() && options.e4m3_cache.is_none() {
         Some("reads k and v of e4m3, for calls with e4m3_cache".to_owned())

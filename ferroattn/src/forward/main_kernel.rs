@@ -4,7 +4,7 @@ use crate::device::Facts;
 use crate::entry::Entry;
 #[cfg(doc)]
 use kernels::abi::Switch;
-use kernels::catalog::{Dtype, Kernel, Kind, Loop, MaskKind};
+use kernels::catalog::{Dtype, Kernel, Loop, MaskKind};
 
 /// In which waves heads take turns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,8 +76,8 @@ impl From<&'static Kernel> for MainKernel {
             dtype: forward.dtype,
             q_rows: forward.tile.q_rows,
             keys: forward.tile.keys,
-            shared_bytes: kernel.shared_bytes(),
-            blocks_per_sm: kernel.launch().blocks_per_sm,
+            shared_bytes: kernel.launch.shared_bytes,
+            blocks_per_sm: kernel.launch.blocks_per_sm,
             is_grouped: forward.kind.is_grouped(),
             waves: match (forward.kind.mask, forward.kind.main_loop) {
                 (MaskKind::Full | MaskKind::Either, _) | (_, Loop::Latent) => Waves::Heads,
@@ -90,8 +90,7 @@ impl From<&'static Kernel> for MainKernel {
                 true => 2,
                 false => forward.memory().map_or(1, |memory| memory.v_chunks()),
             },
-            takes_units: [Kind::DECODE_OPTIONS, Kind::DECODE_E4M3, Kind::LATENT]
-                .contains(&forward.kind),
+            takes_units: forward.kind.is_grouped() && forward.kind.mask.has_options(),
             map_dim: kernel.takes_maps().then_some(forward.dim),
             values_in_keys: forward.is_latent(),
             has_votes: !matches!(
@@ -99,7 +98,7 @@ impl From<&'static Kernel> for MainKernel {
                 Loop::Wide | Loop::Latent | Loop::Fp8(_)
             ),
             reads_e4m3: forward.reads_e4m3(),
-            is_fp8: forward.is_fp8(),
+            is_fp8: forward.kind.multiplies_e4m3(),
         }
     }
 }

@@ -375,7 +375,7 @@ impl Draft {
         let warps = rows * u128::from(params.dim.div_ceil(128).next_power_of_two());
         let blocks = warps.div_ceil(u128::from(Auxiliary::WARPS));
         let steps = &mut self.steps;
-        steps.launch(kernel.into(), blocks, kernel.shared_bytes(), params)?;
+        steps.launch(kernel.into(), blocks, kernel.launch.shared_bytes, params)?;
         Ok(())
     }
 

@@ -10,8 +10,8 @@ use crate::device::Facts;
 use crate::error::Result;
 use crate::options::{self, RawOptions, Units};
 use crate::plan::grid;
-use kernels::catalog::Dtype;
 use kernels::catalog::select::Request;
+use kernels::catalog::{Dtype, Levels, MaskKind};
 
 /// Splits that the heuristic goes up to.
 const MAX_SPLITS: u32 = 128;
@@ -31,21 +31,27 @@ const NEAR_BEST: f64 = 0.99;
 
 /// The request that chooses a kernel, for [valid](Problem::validate) problems.
 pub fn request(dtype: Dtype, problem: &Problem, options: &RawOptions, facts: &Facts) -> Request {
+    let option = match options.fp8 {
+        None => options::first_beside_cache(problem, options),
+        Some(_) => options::first_beside_fp8(problem, options),
+    };
+    let levels = match options.e4m3 {
+        Some(_) => Levels::Two,
+        None => Levels::One,
+    };
     Request {
         dtype,
         dim: problem.dim as u32,
         dim_v: problem.dim_v as u32,
-        causal: problem.causal,
-        optional: match options.fp8 {
-            None => options::first_beside_cache(problem, options).is_some(),
-            Some(_) => options::first_beside_fp8(problem, options).is_some(),
+        mask: match option {
+            Some(_) => MaskKind::Options,
+            None => MaskKind::of(problem.causal),
         },
         has_pairs: options::first_of_pairs(problem, options).is_some(),
         cached: options.cache_entries.is_some(),
         values_in_keys: options.values_in_keys
             && options::first_of_scores(problem, options).is_none(),
-        fp8: options.fp8.is_some(),
-        e4m3: options.e4m3.is_some(),
+        fp8: options.fp8.is_some().then_some(levels),
         e4m3_cache: options.e4m3_cache.is_some(),
         invariant: options.batch_invariant,
         seqlen_q: problem.seqlen_q as u32,

@@ -20,7 +20,7 @@ pub(super) fn suited(kernel: &'static Kernel, facts: &Facts, args: &RawForward) 
 fn lacks_map(kernel: &Kernel, args: &RawForward) -> bool {
     let forward = kernel.forward().expect("it computes attention");
     let by_maps: &[_] = match forward.kind.rows {
-        _ if !kernel.takes_maps() || forward.is_fp8() => &[],
+        _ if !kernel.takes_maps() || forward.kind.multiplies_e4m3() => &[],
         Rows::Head => &[args.q, args.k, args.v],
         Rows::Group => &[args.k, args.v],
     };

@@ -81,7 +81,7 @@ impl Gemm {
             candidates = family(MULTISTAGE)?;
         }
         let best = |kernels: &[&'static Kernel]| {
-            let fits = |kernel: &&Kernel| facts.fits(kernel.shared_bytes());
+            let fits = |kernel: &&Kernel| facts.fits(kernel.launch.shared_bytes);
             let fitting = kernels.iter().copied().filter(fits);
             fitting.min_by(|a, b| time(a, problem, facts).total_cmp(&time(b, problem, facts)))
         };
@@ -90,7 +90,7 @@ impl Gemm {
         }
         Err(Error::SharedMemory {
             kernel: candidates[0].name,
-            needed: candidates[0].shared_bytes(),
+            needed: candidates[0].launch.shared_bytes,
             available: facts.shared.block,
             instead: best(&family(MULTISTAGE).unwrap_or_default()).map(|kernel| kernel.name),
         })
@@ -176,12 +176,12 @@ fn kernels() -> impl Iterator<Item = (&'static Kernel, &'static catalog::Gemm)> 
 
 /// Whether a device with these facts runs a kernel.
 fn runs(kernel: &Kernel, facts: &Facts) -> bool {
-    facts.fits(kernel.shared_bytes()) && kernel.target().runs_on(facts.compute_capability)
+    facts.fits(kernel.launch.shared_bytes) && kernel.target.runs_on(facts.compute_capability)
 }
 
 /// Blocks of a kernel that a multiprocessor holds at once.
 pub(super) fn resident_blocks(kernel: &Kernel, facts: &Facts) -> u32 {
-    let launch = kernel.launch();
+    let launch = kernel.launch;
     facts.resident_blocks(launch.blocks_per_sm, launch.shared_bytes)
 }
 

@@ -54,7 +54,7 @@ pub fn plan(
     if kernel.takes_maps() {
         launch_by_maps(&mut steps, kernel, params, facts)?;
     } else {
-        steps.launch(kernel.into(), blocks, kernel.shared_bytes(), &params)?;
+        steps.launch(kernel.into(), blocks, kernel.launch.shared_bytes, &params)?;
     }
     Ok(steps.finish(kernel.name, 1))
 }
@@ -107,7 +107,12 @@ fn launch_by_maps(
     };
     let tiles_of_block = params.tiles.div_ceil(facts.multiprocessors);
     let blocks = params.tiles.div_ceil(tiles_of_block);
-    let step = steps.launch(kernel.into(), blocks.into(), kernel.shared_bytes(), &params)?;
+    let step = steps.launch(
+        kernel.into(),
+        blocks.into(),
+        kernel.launch.shared_bytes,
+        &params,
+    )?;
     step.maps = maps.into();
     Ok(())
 }

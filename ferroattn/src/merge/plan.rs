@@ -54,7 +54,12 @@ pub fn plan<P: NoUninit>(
             padding: 0,
         };
         let blocks = (rows as u128).div_ceil(u128::from(Auxiliary::MERGED_ROWS));
-        steps.launch(kernel.into(), blocks, kernel.shared_bytes(), &params(parts))?;
+        steps.launch(
+            kernel.into(),
+            blocks,
+            kernel.launch.shared_bytes,
+            &params(parts),
+        )?;
     }
     Ok(steps.finish(kernel.name, 1))
 }

@@ -122,7 +122,7 @@ impl Steps {
         let step = Step::new(
             kernel.into(),
             launched,
-            kernel.shared_bytes(),
+            kernel.launch.shared_bytes,
             &params,
             &[offset_of!(BlockMapParams, map)],
         )?;

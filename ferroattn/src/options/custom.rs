@@ -55,7 +55,7 @@ impl CustomKernels {
 
     /// The entry that the crate made of a kernel of the catalog.
     pub(crate) fn entry(&self, kernel: &'static Kernel) -> Option<Entry> {
-        let name = catalog::Custom::name_of(self.of, kernel.name);
+        let name = catalog::custom::name(self.of, kernel.name);
         let name = ptx::name(self.modules, &name)?;
         Some(Entry {
             name,
@@ -74,7 +74,7 @@ impl CustomKernels {
         facts: &Facts,
     ) -> Result<(&'static Kernel, Entry)> {
         self.modules.ok_or(Error::NotCompiled)?;
-        let mut fitting = kernels.filter(|kernel| facts.fits(kernel.shared_bytes()));
+        let mut fitting = kernels.filter(|kernel| facts.fits(kernel.launch.shared_bytes));
         let found = fitting.find_map(|kernel| Some((kernel, self.entry(kernel)?)));
         found.ok_or_else(|| {
             let (dtype, dim) = (dtype.name(), problem.widest());
@@ -104,7 +104,7 @@ impl CustomKernels {
                 .map(catalog::kernel)
         });
         let kernels = kernels.filter(|kernel| {
-            let runs = kernel.target().runs_on(facts.compute_capability);
+            let runs = kernel.target.runs_on(facts.compute_capability);
             runs && (is_mapped || !kernel.takes_maps())
         });
         self.first(kernels, dtype, problem, facts)

@@ -155,11 +155,11 @@ impl Steps {
         let rows = p.batch as u128 * (rows[0] + keys) as u128;
         // The last block divides the keys.
         let of_units = u128::from(units.is_some());
-        let blocks = rows.div_ceil(u128::from(kernel.threads())) + of_units;
+        let blocks = rows.div_ceil(u128::from(kernel.launch.threads)) + of_units;
         let step = Step::new(
             kernel.into(),
             blocks,
-            kernel.shared_bytes(),
+            kernel.launch.shared_bytes,
             &params,
             &places,
         )?;

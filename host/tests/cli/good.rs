@@ -122,7 +122,7 @@ fn kernels_are_listed() {
         let row = rows.iter().find(|row| row.contains(&kernel.name));
         let row = row.unwrap_or_else(|| panic!("no {}", kernel.name));
         let dtype = kernel.dtype().map_or("any", |dtype| dtype.name());
-        assert!(row.contains(&dtype) && row.contains(&kernel.target().name));
+        assert!(row.contains(&dtype) && row.contains(&kernel.target.name));
     }
     for name in ["cpu", "gemm-simple", "gemm-multistage"] {
         assert!(rows.iter().any(|row| row.contains(&name)), "{name}");

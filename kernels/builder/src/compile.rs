@@ -58,7 +58,7 @@ pub struct Package {
     /// The workspace's crates of kernels whose parts it uses.
     pub uses: &'static [&'static str],
     /// Its kernels.
-    pub kernels: Vec<&'static dyn Spec>,
+    pub kernels: Vec<&'static Spec>,
 }
 
 impl Package {
@@ -69,7 +69,7 @@ impl Package {
             name: "entries",
             folder: workspace().join("kernels/entries"),
             uses: &["kernels"],
-            kernels: catalog.map(|kernel| kernel.family.spec()).collect(),
+            kernels: catalog.map(|kernel| &kernel.spec).collect(),
         }
     }
 }
@@ -115,8 +115,8 @@ impl<'a> Session<'a> {
     ///
     /// # Errors
     /// The compiler's message, if it fails.
-    pub fn compile(&self, kernels: &[&dyn Spec]) -> Result<String, Error> {
-        let target = kernels[0].target();
+    pub fn compile(&self, kernels: &[&Spec]) -> Result<String, Error> {
+        let target = kernels[0].target;
         let cpu = format!("-Ctarget-cpu={}", target.name);
         let feature = format!("-Ctarget-feature=+{}", target.ptx_version);
         for &kernel in kernels {
@@ -188,10 +188,9 @@ impl<'a> Session<'a> {
 }
 
 /// The line that makes a kernel's entry point.
-fn entry(kernel: &dyn Spec) -> String {
-    let (name, instance) = (kernel.name(), kernel.instance());
-    let maps = if kernel.takes_maps() { ", maps" } else { "" };
-    format!("entry!({name}({}{maps}) = {instance});\n", instance.params)
+fn entry(kernel: &Spec) -> String {
+    let (name, instance) = (kernel.name, &kernel.instance);
+    format!("entry!({name}({}) = {instance});\n", instance.params)
 }
 
 /// The folder of the compiled `core`, which rustc ships as source only for this target, and of

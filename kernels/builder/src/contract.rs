@@ -15,7 +15,8 @@ const FORBIDDEN: &[(&str, &str)] = &[
 /// # Errors
 /// [`Error::Contract`] with the entry and the rule that it breaks.
 pub fn check(entry: &EntryPoint, golden: Option<&Golden>) -> Result<(), Error> {
-    let EntryPoint { name, kernel, .. } = entry;
+    let EntryPoint { kernel, .. } = entry;
+    let name = kernel.name;
     for (text, meaning) in FORBIDDEN {
         if let Some(line) = entry.body.lines().find(|line| line.contains(text)) {
             return Err(Error::contract(name, format!("{meaning}: {}", line.trim())));
@@ -28,11 +29,11 @@ pub fn check(entry: &EntryPoint, golden: Option<&Golden>) -> Result<(), Error> {
         return Err(Error::contract(name, rule));
     }
     let Some(golden) = golden else { return Ok(()) };
-    let expected = golden.of(*kernel).ok_or_else(|| {
+    let expected = golden.of(kernel).ok_or_else(|| {
         let rule = "has no line in collectives.txt; cargo xtask build-ptx --bless writes it";
         Error::contract(name, rule)
     })?;
-    let code = kernel.code();
+    let code = kernel.code;
     for ((instruction, found), (_, expected)) in found.named().zip(expected.named()) {
         let is_implied = instruction != "cp.async" || !code.copies_vary;
         let is_kept = found == expected || found < expected && code.may_share;
@@ -49,7 +50,7 @@ mod tests {
     use super::*;
     use crate::Package;
     use crate::collectives::INSTRUCTIONS;
-    use kernels::catalog::{Custom, Spec};
+    use kernels::catalog::{Spec, custom};
 
     /// The library's counts.
     fn golden() -> Golden {
@@ -57,17 +58,14 @@ mod tests {
     }
 
     /// A body that fulfils the contract.
-    fn entry(kernel: &'static dyn Spec, golden: &Golden) -> EntryPoint {
+    fn entry(kernel: &'static Spec, golden: &Golden) -> EntryPoint {
         let mut body = String::from("{\n");
         let counts = golden.of(kernel).expect("a line");
         for ((_, texts), (_, count)) in INSTRUCTIONS.iter().zip(counts.named()) {
             body += &format!("\t{}x;\n", texts[0]).repeat(count as usize);
         }
-        EntryPoint {
-            name: kernel.name(),
-            kernel,
-            body: body + "}",
-        }
+        let body = body + "}";
+        EntryPoint { kernel, body }
     }
 
     #[test]
@@ -88,7 +86,7 @@ mod tests {
                 let mut bad = good.clone();
                 bad.body = bad.body.replacen('\n', &format!("\n{breach}\n"), 1);
                 let message = check(&bad).unwrap_err().to_string();
-                assert!(message.contains(&good.name), "{message}");
+                assert!(message.contains(kernel.name), "{message}");
                 assert!(message.contains(rule), "{message}");
             }
             let mut bad = good.clone();
@@ -119,7 +117,7 @@ mod tests {
     #[test]
     fn types_of_other_crates_may_share_instructions() {
         let golden = golden();
-        for kernel in Custom::all("Penalty", &[64]) {
+        for kernel in custom::all("Penalty", &[64]) {
             let load = "ldmatrix.sync.x;\n";
             let mut fewer = entry(kernel, &golden);
             fewer.body = fewer.body.replacen(load, "", 1);

@@ -39,10 +39,10 @@ pub fn embed(modules: Option<&[Module]>, folder: &Path) -> Result<(), Error> {
         let file = format!("{}.ptx.lzma", group[0].name);
         cache::write(&folder.join(&file), compressed(group)?)?;
         let twin = |of: &Module| {
-            let is_twin = |module: &&Module| module.twin_of.as_ref() == Some(&of.name);
-            all.iter().find(is_twin).map(|twin| &twin.name)
+            let is_twin = |module: &&Module| module.twin_of == Some(of.name);
+            all.iter().find(is_twin).map(|twin| twin.name)
         };
-        let names: Vec<_> = group.iter().map(|of| (&of.name, twin(of))).collect();
+        let names: Vec<_> = group.iter().map(|of| (of.name, twin(of))).collect();
         Ok(format!("    (&{names:?}, include_bytes!({file:?})),\n"))
     });
     let rows: String = rows.collect::<Result<_, Error>>()?;

@@ -9,24 +9,26 @@ use std::path::Path;
 /// # Errors
 /// [`Error::Contract`] if not, or if none of the sources declares the kernel. Sources have their paths in their crates.
 pub fn check<'a>(
-    kernel: &dyn Spec,
+    kernel: &Spec,
     sources: impl IntoIterator<Item = (&'a Path, &'a [String])>,
 ) -> Result<(), Error> {
     let Instance {
         module,
+        element,
         types,
         generic: (name, numbers),
         ..
-    } = kernel.instance();
+    } = &kernel.instance;
     let folder = module.trim_start_matches("kernels::").replace("::", "/");
     let found = sources.into_iter().find_map(|(path, lines)| {
         let is_inside = path.with_extension("").starts_with(&folder);
         is_inside.then(|| declared(lines, name)).flatten()
     });
-    let rule = |rule| Error::contract(&kernel.name(), rule);
+    let rule = |rule| Error::contract(kernel.name, rule);
     let declared = found.ok_or_else(|| rule(format!("{module} declares no {name}")))?;
     let numbers = numbers.iter().map(|(number, _)| *number);
-    let given = (types.len(), numbers.collect::<Vec<_>>().join(", "));
+    let types = types.len() + usize::from(element.is_some());
+    let given = (types, numbers.collect::<Vec<_>>().join(", "));
     match given == declared {
         true => Ok(()),
         false => Err(rule(format!(
@@ -53,35 +55,25 @@ fn declared(lines: &[String], name: &str) -> Option<(usize, String)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use kernels::catalog::Launch;
+    use kernels::catalog::{Dtype, Launch, Target};
     use kernels::generic;
-
-    struct Kernel(Instance);
-
-    impl Spec for Kernel {
-        fn name(&self) -> String {
-            "kernel".into()
-        }
-
-        fn launch(&self) -> Launch {
-            unreachable!("it is not launched")
-        }
-
-        fn instance(&self) -> Instance {
-            self.0.clone()
-        }
-    }
 
     #[test]
     fn numbers_have_the_names_of_the_kernel() {
         let source = "pub unsafe fn sm80<\nE: Element,\nM: Mask<Keys = Prefix>,\nconst W: u32,\nconst S: usize,\n>(";
         let lines: Vec<_> = source.lines().map(str::to_owned).collect();
         let check = |module: &str, types: &[&str], generic| {
-            let kernel = Kernel(Instance::new(("Params", module), None, types, generic));
+            let instance = Instance::new(("Params", module), Dtype::F16, types, generic);
+            let kernel = Spec::new(
+                "kernel".into(),
+                Target::SM80,
+                Launch::new(1, 1, 0),
+                instance,
+            );
             let path = Path::new("attention/forward/sm80.rs");
             check(&kernel, [(path, &lines[..])])
         };
-        let (forward, types) = ("attention::forward", &["F16", "Full"][..]);
+        let (forward, types) = ("attention::forward", &["Full"][..]);
         let declared = || generic! { sm80: W = 4, S = 2 };
         for module in [forward, "kernels::attention", "attention::forward::sm80"] {
             check(module, types, declared()).expect("as declared");

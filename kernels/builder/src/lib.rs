@@ -63,7 +63,7 @@ pub fn build(package: &Package) -> Result<Vec<Module>, Error> {
 ///
 /// # Errors
 /// [`Error::NoCompiler`] if there is nothing to compile with; else what failed.
-pub fn bless(package: &Package, all: &[&dyn Spec]) -> Result<Vec<Module>, Error> {
+pub fn bless(package: &Package, all: &[&Spec]) -> Result<Vec<Module>, Error> {
     let modules = compiled(package, None)?;
     Golden::bless(&package.folder, all, &modules)?;
     Ok(modules)
@@ -77,7 +77,7 @@ fn compiled(package: &Package, golden: Option<&Golden>) -> Result<Vec<Module>, E
     let compiler = Compiler::find()?;
     let session = Session::new(&compiler, package)?;
     let twins = Twins::of(&package.kernels);
-    let mut parts: Vec<Vec<&'static dyn Spec>> = Vec::new();
+    let mut parts: Vec<Vec<&'static Spec>> = Vec::new();
     for kernel in twins.compiled() {
         match parts.last_mut() {
             Some(part) if belongs(kernel, part) => part.push(kernel),
@@ -104,17 +104,17 @@ fn compiled(package: &Package, golden: Option<&Golden>) -> Result<Vec<Module>, E
 }
 
 /// Instructions of whole warps in kernels, which tell about how long they take to compile.
-fn instructions(kernels: &[&dyn Spec], golden: Option<&Golden>) -> u32 {
+fn instructions(kernels: &[&Spec], golden: Option<&Golden>) -> u32 {
     let counts = { kernels.iter() }.filter_map(|&kernel| golden?.of(kernel));
     let counts = counts.flat_map(Collectives::named);
     counts.map(|(_, count)| count).sum()
 }
 
 /// Whether the next kernel of a package is compiled with those before it: one module is one part.
-fn belongs(kernel: &dyn Spec, part: &[&dyn Spec]) -> bool {
+fn belongs(kernel: &Spec, part: &[&Spec]) -> bool {
     let last = part[part.len() - 1];
-    let fits = part.len() < PART || kernel.module() == last.module();
-    kernel.target() == last.target() && fits
+    let fits = part.len() < PART || kernel.module == last.module;
+    kernel.target == last.target && fits
 }
 
 /// The workspace's root.

@@ -3,7 +3,7 @@
 use crate::{Error, Module, cache, sass, target_dir};
 use kernels::abi::{Switch, Switches};
 use kernels::catalog::class::Class;
-use kernels::catalog::{Feature, Spec};
+use kernels::catalog::{Spec, Target};
 use kernels::text;
 use rayon::prelude::*;
 use std::collections::BTreeMap;
@@ -13,11 +13,11 @@ use std::sync::{Mutex, PoisonError};
 
 /// The architectures that a kernel must assemble for: its own target if no other runs it, else all of
 /// the classes that it is for.
-pub fn targets(kernel: &dyn Spec) -> Vec<&'static str> {
-    if !kernel.target().is_portable {
-        return vec![kernel.target().name];
+pub fn targets(kernel: &Spec) -> Vec<&'static str> {
+    if !kernel.target.is_portable {
+        return vec![kernel.target.name];
     }
-    let classes = Class::ALL.iter().filter(|class| kernel.is_for(**class));
+    let classes = kernel.classes.iter();
     classes.flat_map(|class| class.targets()).copied().collect()
 }
 
@@ -111,8 +111,8 @@ pub fn assemble(ptxas: &Path, modules: &[Module]) -> Result<Vec<Usage>, Error> {
     let usages = jobs.map(|(module, target)| {
         let usages = usages(ptxas, &module.name, &module.text, target)?;
         for entry in &module.entries {
-            let usage = usages.iter().find(|usage| usage.entry == entry.name);
-            let usage = usage.ok_or_else(|| Error::contract(&entry.name, "has no report"))?;
+            let usage = usages.iter().find(|usage| usage.entry == entry.kernel.name);
+            let usage = usage.ok_or_else(|| Error::contract(entry.kernel.name, "has no report"))?;
             check(entry.kernel, usage)?;
         }
         check_code(module, &module.text, target, false)?;
@@ -123,7 +123,7 @@ pub fn assemble(ptxas: &Path, modules: &[Module]) -> Result<Vec<Usage>, Error> {
 
 /// Checks the machine code of a module with `wgmma`, if `nvdisasm` is at hand; not of a [twin](crate::Twins).
 fn check_code(module: &Module, text: &str, target: &str, has_mask: bool) -> Result<(), Error> {
-    let is_read = module.target.has(Feature::Wgmma) && module.twin_of.is_none();
+    let is_read = module.target == Target::SM90A && module.twin_of.is_none();
     if !is_read || find_tool("nvdisasm").is_none() {
         return Ok(());
     }
@@ -159,13 +159,13 @@ fn check_options(ptxas: &Path, module: &Module, combination: &[Switch]) -> Resul
 /// Bytes that a thread may spill where options are on, stores and loads together: with a bias of f32 and a mask of bytes most, 656.
 const MOST_SPILLS_OF_OPTIONS: u32 = 704;
 
-fn check(kernel: &dyn Spec, usage: &Usage) -> Result<(), Error> {
+fn check(kernel: &Spec, usage: &Usage) -> Result<(), Error> {
     let target = usage.target;
-    let broken = |rule| Err(Error::contract(&kernel.name(), rule));
-    if usage.spills > kernel.code().most_spills {
+    let broken = |rule| Err(Error::contract(kernel.name, rule));
+    if usage.spills > kernel.code.most_spills {
         return broken(format!("spills {} bytes on {target}", usage.spills));
     }
-    let shared = usage.shared + kernel.shared_bytes();
+    let shared = usage.shared + kernel.launch.shared_bytes;
     // `sm_90a` is code for devices of class `sm_90`.
     let class = Class::named(target.trim_end_matches('a'));
     let most = class.map_or(0, |class| class.shared_memory().block);
@@ -285,9 +285,8 @@ mod tests {
     use super::*;
     use kernels::catalog::named;
 
-    fn spec(name: &str) -> &'static dyn Spec {
-        let kernel = named(name).expect("in the catalog");
-        kernel.family.spec()
+    fn spec(name: &str) -> &'static Spec {
+        &named(name).expect("in the catalog").spec
     }
 
     #[test]

@@ -35,10 +35,10 @@ pub fn check(entry: &EntryPoint, sass: &str, has_mask: bool) -> Result<(), Error
     }
     let removed = match has_mask {
         true => 0,
-        false => entry.kernel.code().products_of_masks,
+        false => entry.kernel.code.products_of_masks,
     };
     let expected = (all - removed) as usize;
-    let name = &entry.name;
+    let name = entry.kernel.name;
     let opcodes = opcodes(sass, name);
     for (what, expected) in [("GMMA", expected), ("WARPSYNC", 0)] {
         let named = opcodes
@@ -107,11 +107,10 @@ mod tests {
     #[test]
     fn warps_of_a_kernel_with_wgmma_stay_together() {
         let mut kernels = Package::kernels().kernels.into_iter();
-        let kernel = kernels.find(|kernel| kernel.name() == "hopper_f16_d32");
+        let kernel = kernels.find(|kernel| kernel.name == "hopper_f16_d32");
         let kernel = kernel.expect("in the catalog");
         let products = 24;
         let entry = EntryPoint {
-            name: kernel.name(),
             kernel,
             body: "wgmma.mma_async.x;\n".repeat(products),
         };

@@ -9,7 +9,7 @@ use kernels::text::lines;
 #[derive(Clone)]
 pub struct Module {
     /// [`Spec::module`] of its entries.
-    pub name: String,
+    pub name: &'static str,
     /// Target of its entries.
     pub target: Target,
     /// The whole text.
@@ -17,7 +17,7 @@ pub struct Module {
     /// The table of its [source lines](lines).
     pub lines: String,
     /// The name of its twin of f16, if the text is [written](crate::Twins) from the twin's.
-    pub twin_of: Option<String>,
+    pub twin_of: Option<&'static str>,
     /// Its kernels.
     pub entries: Vec<EntryPoint>,
 }
@@ -25,10 +25,8 @@ pub struct Module {
 /// One entry point of a module.
 #[derive(Clone)]
 pub struct EntryPoint {
-    /// [`Spec::name`].
-    pub name: String,
     /// The specification.
-    pub kernel: &'static dyn Spec,
+    pub kernel: &'static Spec,
     /// The body, from brace to brace.
     pub body: String,
 }
@@ -41,7 +39,7 @@ const SHARED: &str = ".extern .shared .align 1024 .b8 smem[];\n";
 ///
 /// # Errors
 /// [`Error::Contract`] if the entries of the text are not these kernels.
-pub fn split(text: &str, kernels: &[&'static dyn Spec]) -> Result<Vec<Module>, Error> {
+pub fn split(text: &str, kernels: &[&'static Spec]) -> Result<Vec<Module>, Error> {
     let header = text.lines().filter(|line| is_module_scope(line));
     let header: String = header
         .flat_map(|line| [line, "\n"])
@@ -49,9 +47,9 @@ pub fn split(text: &str, kernels: &[&'static dyn Spec]) -> Result<Vec<Module>, E
         .collect();
     let mut modules: Vec<Module> = Vec::new();
     for &kernel in kernels {
-        let (name, module, launch) = (kernel.name(), kernel.module(), kernel.launch());
-        let (parameters, body) = find_entry(text, &name)
-            .ok_or_else(|| Error::contract(&name, "is not in the compiler's output"))?;
+        let (name, module, launch) = (kernel.name, kernel.module, kernel.launch);
+        let (parameters, body) = find_entry(text, name)
+            .ok_or_else(|| Error::contract(name, "is not in the compiler's output"))?;
         let parameters = match kernel.takes_maps() {
             true => parameters.replacen(".align 8", ".align 64", 1),
             false => parameters.into(),
@@ -62,7 +60,6 @@ pub fn split(text: &str, kernels: &[&'static dyn Spec]) -> Result<Vec<Module>, E
             launch.threads, launch.blocks_per_sm,
         );
         let entry = EntryPoint {
-            name,
             kernel,
             body: lines::take(&body).0.trim_end().to_owned(),
         };
@@ -73,7 +70,7 @@ pub fn split(text: &str, kernels: &[&'static dyn Spec]) -> Result<Vec<Module>, E
             }
             None => modules.push(Module {
                 name: module,
-                target: kernel.target(),
+                target: kernel.target,
                 text: header.clone() + &definition,
                 lines: String::new(),
                 twin_of: None,
@@ -123,9 +120,9 @@ mod tests {
     use super::*;
     use crate::Package;
 
-    fn compiled(kernels: &[&dyn Spec]) -> String {
-        let entry = |kernel: &&dyn Spec| {
-            let name = kernel.name();
+    fn compiled(kernels: &[&Spec]) -> String {
+        let entry = |kernel: &&Spec| {
+            let name = kernel.name;
             format!(
                 ".visible .entry {name}(\n.param .align 8 .b8 {name}_param_0[176]\n)\n{{\n//@ a.rs:1\n{{\nret;\n}}\n}}\n"
             )
@@ -153,7 +150,7 @@ mod tests {
             assert!(module.text.contains("smem[]"));
             for entry in &module.entries {
                 assert_eq!(entry.body, "{\n{\nret;\n}\n}");
-                let bounds = format!("\n)\n.maxntid {}\n", entry.kernel.threads());
+                let bounds = format!("\n)\n.maxntid {}\n", entry.kernel.launch.threads);
                 assert!(module.text.contains(&bounds));
             }
         }
@@ -163,7 +160,7 @@ mod tests {
     fn missing_and_extra_entries_are_named() {
         let kernels = Package::kernels().kernels;
         let missing = split(&compiled(&kernels[1..]), &kernels).err().unwrap();
-        assert!(missing.to_string().contains(&kernels[0].name()));
+        assert!(missing.to_string().contains(kernels[0].name));
         assert!(split(&compiled(&kernels), &kernels[1..]).is_err());
     }
 }

@@ -8,17 +8,17 @@ use std::collections::{HashMap, HashSet};
 
 /// The kernels of bf16 that are written, by the names of their twins.
 pub struct Twins {
-    compiled: Vec<&'static dyn Spec>,
-    written: HashMap<String, &'static dyn Spec>,
+    compiled: Vec<&'static Spec>,
+    written: HashMap<String, &'static Spec>,
 }
 
 impl Twins {
     /// Finds the twins among kernels: pairs of f16 and bf16 with the same instance and launch bounds.
-    pub fn of(kernels: &[&'static dyn Spec]) -> Self {
-        let traits = |kernel: &dyn Spec| {
-            let launch = kernel.launch();
-            let bounds = (launch.threads, launch.blocks_per_sm, kernel.target());
-            (kernel.name(), kernel.instance().to_string(), bounds)
+    pub fn of(kernels: &[&'static Spec]) -> Self {
+        let traits = |kernel: &Spec| {
+            let launch = kernel.launch;
+            let bounds = (launch.threads, launch.blocks_per_sm, kernel.target);
+            (kernel.name.to_owned(), kernel.instance.to_string(), bounds)
         };
         let all: HashSet<_> = kernels.iter().map(|&kernel| traits(kernel)).collect();
         let mut twins = Twins {
@@ -38,7 +38,7 @@ impl Twins {
     }
 
     /// The kernels that the compiler compiles, in their order.
-    pub fn compiled(&self) -> impl Iterator<Item = &'static dyn Spec> {
+    pub fn compiled(&self) -> impl Iterator<Item = &'static Spec> {
         self.compiled.iter().copied()
     }
 
@@ -48,25 +48,26 @@ impl Twins {
     /// [`Error::Twin`] if it cannot be written.
     pub fn module(&self, module: &Module) -> Result<Option<Module>, Error> {
         let twins = module.entries.iter();
-        let twins: Option<Vec<_>> = twins.map(|entry| self.written.get(&entry.name)).collect();
+        let twins: Option<Vec<_>> = twins
+            .map(|entry| self.written.get(entry.kernel.name))
+            .collect();
         let Some(twins) = twins else {
             return Ok(None);
         };
-        let name = twins[0].module();
-        let text = twin::bf16(&module.text, [&module.name, &name]).map_err(Error::Twin)?;
+        let name = twins[0].module;
+        let text = twin::bf16(&module.text, [module.name, name]).map_err(Error::Twin)?;
         let entries = twins.iter().map(|&&kernel| {
-            let name = kernel.name();
-            let (_, body) = find_entry(&text, &name)
-                .ok_or_else(|| Error::contract(&name, "is not in its module's text"))?;
+            let (_, body) = find_entry(&text, kernel.name)
+                .ok_or_else(|| Error::contract(kernel.name, "is not in its module's text"))?;
             let body = body.to_owned();
-            Ok(EntryPoint { name, kernel, body })
+            Ok(EntryPoint { kernel, body })
         });
         Ok(Some(Module {
             entries: entries.collect::<Result<_, Error>>()?,
             name,
             target: module.target,
             lines: module.lines.clone(),
-            twin_of: Some(module.name.clone()),
+            twin_of: Some(module.name),
             text,
         }))
     }
@@ -81,7 +82,7 @@ mod tests {
     #[test]
     fn written_kernels_are_the_compiled_ones() {
         let package = Package::kernels();
-        let all: HashMap<_, _> = package.kernels.iter().map(|k| (k.name(), *k)).collect();
+        let all: HashMap<_, _> = package.kernels.iter().map(|k| (k.name, *k)).collect();
         let twins = Twins::of(&package.kernels);
         let compiler = Compiler::find().expect("a compiler");
         let session = Session::new(&compiler, &package).expect("libraries");
@@ -100,7 +101,7 @@ mod tests {
             let written = written.expect("a twin");
             let compiled = &modules(&twin)[0];
             assert_eq!(written.name, compiled.name);
-            assert_eq!(written.entries[0].name, twin);
+            assert_eq!(written.entries[0].kernel.name, twin);
             assert!(written.text == compiled.text, "{twin}");
             assert!(written.entries[0].body == compiled.entries[0].body);
         }
@@ -110,7 +111,7 @@ mod tests {
     #[test]
     fn no_kernel_of_bf16_is_compiled() {
         let twins = Twins::of(&Package::kernels().kernels);
-        let mut names = twins.compiled().map(|kernel| kernel.name());
+        let mut names = twins.compiled().map(|kernel| kernel.name);
         assert!(names.all(|name| !name.contains("bf16")));
     }
 }

@@ -1,6 +1,6 @@
 //! Kernels around the others: sums of partial results, and copies.
 
-use super::{Dtype, Feature, Generic, Instance, Launch, Spec};
+use super::{Dtype, Family, Instance, Kernel, Launch, Spec, Target};
 use crate::abi::BULK_BYTES;
 use crate::generic;
 
@@ -52,167 +52,93 @@ impl Auxiliary {
     pub const MERGED_ROWS: u32 = 8 * Self::WARPS;
     /// Page numbers of the CSR form that a warp copies.
     pub const CSR_PAGES: u32 = 128;
-    /// Warps of a block that looks for the blocks of keys that a mask shows.
-    pub const BLOCKS_WARPS: u32 = 16;
     /// Rows of a head that a block packs or unpacks.
     pub const PACK_ROWS: u32 = 64;
     /// Rows of a head that a block spreads or gathers, a quarter of a warp each.
     pub const SPREAD_ROWS: u32 = 4 * Self::WARPS;
-    /// Warps of a block that rounds v to e4m3, or finds moments.
-    pub const ROUND_WARPS: u32 = 8;
-    /// Warps of a block that rounds rows of q or k.
-    pub const ROW_WARPS: u32 = 16;
-    const BULK_STAGES: u32 = 2;
-
-    /// Element type; kernels that serve all types have none.
-    pub fn dtype(self) -> Option<Dtype> {
-        match self {
-            Auxiliary::Combine(dtype)
-            | Auxiliary::Merge(dtype)
-            | Auxiliary::MergeBackward(dtype)
-            | Auxiliary::Append(dtype)
-            | Auxiliary::AppendE4m3(dtype)
-            | Auxiliary::RoundRows(dtype)
-            | Auxiliary::Moments(dtype)
-            | Auxiliary::RoundValues(dtype) => Some(dtype),
-            _ => None,
-        }
-    }
-
-    /// Whether it rounds rows of q or k, of whatever type.
-    fn rounds_rows(self) -> bool {
-        matches!(self, Auxiliary::RoundRows(_) | Auxiliary::ScaleRows)
-    }
-
-    /// Whether it rounds v, of whatever type.
-    fn rounds_values(self) -> bool {
-        matches!(self, Auxiliary::RoundValues(_) | Auxiliary::TransposeValues)
-    }
-
-    /// Its name, without the element type; its parameter block, the module of what it calls, and that.
-    #[rustfmt::skip]
-    fn facts(self) -> (&'static str, &'static str, &'static str, Generic) {
-        let w = self.threads() / 32;
-        match self {
-            Auxiliary::Combine(_) => ("combine", "ForwardParams", "attention::auxiliary::combine", generic! { combine: W = w }),
-            Auxiliary::Merge(_) => ("merge", "MergeParams", "attention::auxiliary::merge", generic! { merge: W = w }),
-            Auxiliary::MergeBackward(_) => {
-                ("merge_backward", "MergeBackwardParams", "attention::auxiliary::merge", generic! { merge_backward: W = w })
-            }
-            Auxiliary::Append(_) => ("append", "AppendParams", "attention::auxiliary::append", generic! { append: W = w }),
-            Auxiliary::AppendE4m3(_) => {
-                ("append_e4m3", "AppendE4m3Params", "attention::auxiliary::append", generic! { append_e4m3: W = w })
-            }
-            Auxiliary::Csr => ("csr", "CsrParams", "attention::auxiliary::csr", generic! { csr: W = w, PAGES = Self::CSR_PAGES }),
-            Auxiliary::Pack => ("pack", "PackParams", "attention::auxiliary::pack", generic! { pack: W = w, BR = Self::PACK_ROWS }),
-            Auxiliary::Unpack => {
-                ("unpack", "PackParams", "attention::auxiliary::pack", generic! { unpack: W = w, BR = Self::PACK_ROWS })
-            }
-            Auxiliary::Spread => ("spread", "SpreadParams", "attention::auxiliary::spread", generic! { spread: W = w }),
-            Auxiliary::Gather => ("gather", "SpreadParams", "attention::auxiliary::spread", generic! { gather: W = w }),
-            Auxiliary::RoundRows(_) => {
-                ("round_rows", "RoundRowsParams", "attention::auxiliary::round_rows", generic! { round_rows: W = w })
-            }
-            Auxiliary::Moments(_) => {
-                ("moments", "RoundValuesParams", "attention::auxiliary::round_values", generic! { moments: W = w })
-            }
-            Auxiliary::RoundValues(_) => {
-                ("round_values", "RoundValuesParams", "attention::auxiliary::round_values", generic! { round_values: W = w })
-            }
-            Auxiliary::ScaleRows => {
-                ("scale_rows", "RoundRowsParams", "attention::auxiliary::round_rows", generic! { round_rows: W = w })
-            }
-            Auxiliary::TransposeValues => {
-                ("transpose_values", "RoundValuesParams", "attention::auxiliary::round_values", generic! { round_values: W = w })
-            }
-            Auxiliary::Ranges => ("ranges", "RangesParams", "attention::auxiliary::find_ranges", generic! { find_ranges: W = w }),
-            Auxiliary::Blocks => ("blocks", "BlockMapParams", "attention::auxiliary::find_blocks", generic! { find_blocks: W = w }),
-            Auxiliary::BulkCopy => {
-                ("bulk_copy", "BulkCopyParams", "bulk_copy", generic! { bulk_copy: STAGES = Self::BULK_STAGES })
-            }
-        }
-    }
 }
+
+/// A kernel's name without the element type, its parameter block, what it calls in `attention::auxiliary`, target, and launch.
+#[derive(Clone, Copy)]
+struct Row(&'static str, &'static str, &'static str, Target, Launch);
 
 /// All kernels but the bulk copy.
-pub(super) fn all() -> impl Iterator<Item = Auxiliary> {
-    use Auxiliary::{
-        Append, AppendE4m3, Blocks, Combine, Csr, Gather, Merge, MergeBackward, Moments, Pack,
-        Ranges, RoundRows, RoundValues, ScaleRows, Spread, TransposeValues, Unpack,
-    };
-    let of_types = [
-        Combine,
-        Merge,
-        MergeBackward,
-        Append,
-        AppendE4m3,
-        RoundRows,
-        Moments,
-        RoundValues,
-    ]
-    .into_iter();
-    let of_types = of_types.flat_map(|of: fn(Dtype) -> Auxiliary| Dtype::ALL.map(of));
-    of_types.chain([
-        Csr,
-        Pack,
-        Unpack,
-        Spread,
-        Gather,
-        ScaleRows,
-        TransposeValues,
-        Ranges,
-        Blocks,
-    ])
+#[rustfmt::skip]
+pub(super) fn all() -> impl Iterator<Item = Kernel> {
+    use Auxiliary::*;
+    const SM80: Target = Target::SM80;
+    const SM90A: Target = Target::SM90A;
+    let plain = Launch::new(Auxiliary::WARPS, 8, 0);
+    // With 8 blocks on a multiprocessor the partial results that it loads ahead spill.
+    let combine = Launch::new(Auxiliary::WARPS, 7, 0);
+    // A piece of 16 bytes a lane, which warps pack at a time.
+    let pack = Launch::new(Auxiliary::WARPS, 8, 16 * 32 * Auxiliary::WARPS);
+    // A word a warp.
+    let round_rows = Launch::new(16, 2, 4 * 16);
+    let blocks = Launch::new(16, 1, 4 * 16);
+    // Four words of 8 columns a thread.
+    let moments = Launch::new(8, 2, 4 * 8 * 4 * 32 * 8);
+    // Mean and scale of 256 columns, a tile of 128 keys, and a word a warp.
+    let round_values = Launch::new(8, 4, 256 * (8 + 4 * 32) + 4 * 8);
+    let of_types: [(fn(Dtype) -> Auxiliary, Row); 8] = [
+        (Combine, Row("combine", "ForwardParams", "combine::combine", SM80, combine)),
+        (Merge, Row("merge", "MergeParams", "merge::merge", SM80, plain)),
+        (MergeBackward, Row("merge_backward", "MergeBackwardParams", "merge::merge_backward", SM80, plain)),
+        (Append, Row("append", "AppendParams", "append::append", SM80, plain)),
+        (AppendE4m3, Row("append_e4m3", "AppendE4m3Params", "append::append_e4m3", SM90A, plain)),
+        (RoundRows, Row("round_rows", "RoundRowsParams", "round_rows::round_rows", SM90A, round_rows)),
+        (Moments, Row("moments", "RoundValuesParams", "round_values::moments", SM90A, moments)),
+        (RoundValues, Row("round_values", "RoundValuesParams", "round_values::round_values", SM90A, round_values)),
+    ];
+    let of_all = [
+        (Csr, Row("csr", "CsrParams", "csr::csr", SM80, plain)),
+        (Pack, Row("pack", "PackParams", "pack::pack", SM80, pack)),
+        (Unpack, Row("unpack", "PackParams", "pack::unpack", SM80, plain)),
+        (Spread, Row("spread", "SpreadParams", "spread::spread", SM80, plain)),
+        (Gather, Row("gather", "SpreadParams", "spread::gather", SM80, plain)),
+        (ScaleRows, Row("scale_rows", "RoundRowsParams", "round_rows::round_rows", SM90A, round_rows)),
+        (TransposeValues, Row("transpose_values", "RoundValuesParams", "round_values::round_values", SM90A, round_values)),
+        (Ranges, Row("ranges", "RangesParams", "find_ranges::find_ranges", SM80, plain)),
+        (Blocks, Row("blocks", "BlockMapParams", "find_blocks::find_blocks", SM80, blocks)),
+    ];
+    let of_types = of_types.into_iter();
+    let of_types = of_types.flat_map(|(of, row)| Dtype::ALL.map(|dtype| row.kernel(of(dtype), Some(dtype))));
+    of_types.chain(of_all.map(|(of, row)| row.kernel(of, None)))
 }
 
-impl Spec for Auxiliary {
-    fn name(&self) -> String {
-        let (name, ..) = self.facts();
-        match self.dtype() {
+impl Row {
+    fn kernel(self, of: Auxiliary, element: Option<Dtype>) -> Kernel {
+        let Row(name, params, path, target, launch) = self;
+        let name = match element {
             Some(dtype) => format!("{name}_{}", dtype.name()),
             None => name.to_owned(),
-        }
-    }
-
-    fn features(&self) -> &'static [Feature] {
-        match self {
-            Auxiliary::BulkCopy => &[Feature::BulkCopies],
-            Auxiliary::AppendE4m3(_) | Auxiliary::Moments(_) => &[Feature::Fp8],
-            _ if self.rounds_rows() || self.rounds_values() => &[Feature::Fp8],
-            _ => &[],
-        }
-    }
-
-    /// Shared memory: the pieces of 16 bytes a lane that warps pack at a time; a word for each warp that looks for blocks; the
-    /// bulk copy's ring, and two barriers of 8 bytes a stage.
-    fn launch(&self) -> Launch {
-        match self {
-            // With 8 blocks on a multiprocessor the partial results that it loads ahead spill.
-            Auxiliary::Combine(_) => Launch::new(Self::WARPS, 7, 0),
-            Auxiliary::Pack => Launch::new(Self::WARPS, 8, 16 * 32 * Self::WARPS),
-            _ if self.rounds_rows() => Launch::new(Self::ROW_WARPS, 2, 4 * Self::ROW_WARPS),
-            // Four words of 8 columns a thread.
-            Auxiliary::Moments(_) => {
-                Launch::new(Self::ROUND_WARPS, 2, 4 * 8 * 4 * 32 * Self::ROUND_WARPS)
-            }
-            // Mean and scale of 256 columns, a tile of 128 keys, and a word a warp.
-            _ if self.rounds_values() => Launch::new(
-                Self::ROUND_WARPS,
-                4,
-                256 * (8 + 4 * 32) + 4 * Self::ROUND_WARPS,
-            ),
-            Auxiliary::Blocks => Launch::new(Self::BLOCKS_WARPS, 1, 4 * Self::BLOCKS_WARPS),
-            Auxiliary::BulkCopy => Launch::new(2, 1, Self::BULK_STAGES * (BULK_BYTES + 16)),
-            _ => Launch::new(Self::WARPS, 8, 0),
-        }
-    }
-
-    fn instance(&self) -> Instance {
-        let (_, params, module, generic) = self.facts();
-        let types: &[_] = match self {
-            Auxiliary::ScaleRows | Auxiliary::TransposeValues => &["E4m3"],
-            _ => &[],
         };
-        Instance::new((params, module), self.dtype(), types, generic)
+        let (module, kernel) = path.split_once("::").expect("a module's kernel");
+        let module = format!("attention::auxiliary::{module}");
+        let mut numbers = vec![("W", (launch.threads / 32).to_string())];
+        let mut types = vec![];
+        match of {
+            Auxiliary::Csr => numbers.push(("PAGES", Auxiliary::CSR_PAGES.to_string())),
+            Auxiliary::Pack | Auxiliary::Unpack => {
+                numbers.push(("BR", Auxiliary::PACK_ROWS.to_string()));
+            }
+            Auxiliary::ScaleRows | Auxiliary::TransposeValues => types.push("E4m3"),
+            _ => {}
+        }
+        let instance = Instance::new((params, &module), element, &types, (kernel, numbers));
+        let spec = Spec::new(name, target, launch, instance);
+        let family = Family::Auxiliary(of);
+        Kernel { family, spec }
     }
+}
+
+/// The bulk copy. Shared memory: its ring, and two barriers of 8 bytes a stage.
+pub(super) fn bulk_copy() -> Kernel {
+    const STAGES: u32 = 2;
+    let launch = Launch::new(2, 1, STAGES * (BULK_BYTES + 16));
+    let generic = generic! { bulk_copy: STAGES = STAGES };
+    let instance = Instance::new(("BulkCopyParams", "bulk_copy"), None, &[], generic);
+    let spec = Spec::new("bulk_copy".into(), Target::SM90A, launch, instance);
+    let family = Family::Auxiliary(Auxiliary::BulkCopy);
+    Kernel { family, spec }
 }

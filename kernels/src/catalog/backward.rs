@@ -1,9 +1,9 @@
-//! The backward pass: the specifications of its kernels, and their list.
+//! The backward pass: its kernels, their tiles, and their specifications.
 
 use super::class::Class;
 use super::kind::MaskKind;
 use super::tile::{Tiles, of_dim};
-use super::{Code, Dtype, Instance, Launch, Spec, distinct};
+use super::{Dtype, Family, Generic, Instance, Kernel, Launch, Spec, Target, distinct};
 use crate::generic;
 use crate::layout::element::{BYTES, K};
 
@@ -81,10 +81,9 @@ pub struct BackwardTile {
     pub ds_stages: u32,
 }
 
-/// A tile with two stages of dS.
 const fn own(
     [keys, queries, warps]: [u32; 3],
-    [kept, side_by_side, at_once]: [u32; 3],
+    [kept, side_by_side, at_once, ds_stages]: [u32; 4],
 ) -> BackwardTile {
     BackwardTile {
         keys,
@@ -93,43 +92,34 @@ const fn own(
         kept,
         side_by_side,
         at_once,
-        ds_stages: 2,
-    }
-}
-
-impl BackwardTile {
-    const fn with_one_stage(self) -> Self {
-        BackwardTile {
-            ds_stages: 1,
-            ..self
-        }
+        ds_stages,
     }
 }
 
 /// The tiles of any class.
 const TILES: Tiles<BackwardTile> = &[
-    (32, own([128, 64, 8], [2, 2, 1])),
-    (64, own([128, 128, 8], [0, 2, 1])),
-    (96, own([128, 64, 8], [0, 2, 1])),
-    (128, own([128, 64, 8], [0, 2, 2])),
-    (192, own([64, 64, 8], [0, 4, 1])),
-    (256, own([64, 64, 8], [0, 2, 2])),
+    (32, own([128, 64, 8], [2, 2, 1, 2])),
+    (64, own([128, 128, 8], [0, 2, 1, 2])),
+    (96, own([128, 64, 8], [0, 2, 1, 2])),
+    (128, own([128, 64, 8], [0, 2, 2, 2])),
+    (192, own([64, 64, 8], [0, 4, 1, 2])),
+    (256, own([64, 64, 8], [0, 2, 2, 2])),
 ];
 
 /// Half the queries, which fit an A100.
-const SM80: Tiles<BackwardTile> = &[(256, own([64, 32, 8], [0, 4, 2]))];
+const SM80: Tiles<BackwardTile> = &[(256, own([64, 32, 8], [0, 4, 2, 2]))];
 
 /// Two stages of dS leave no room for the rest at D = 256.
 const SM86: Tiles<BackwardTile> = &[
-    (64, own([128, 64, 8], [4, 2, 2])),
-    (96, own([64, 64, 4], [0, 2, 1])),
-    (128, own([64, 32, 8], [8, 4, 2])),
-    (192, own([32, 32, 4], [0, 2, 2])),
-    (256, own([32, 32, 4], [0, 2, 2]).with_one_stage()),
+    (64, own([128, 64, 8], [4, 2, 2, 2])),
+    (96, own([64, 64, 4], [0, 2, 1, 2])),
+    (128, own([64, 32, 8], [8, 4, 2, 2])),
+    (192, own([32, 32, 4], [0, 2, 2, 2])),
+    (256, own([32, 32, 4], [0, 2, 2, 1])),
 ];
 
 /// With options the larger tile spills, and so would K and V in registers.
-const OPTIONS: Tiles<BackwardTile> = &[(64, own([128, 64, 8], [0, 2, 2]))];
+const OPTIONS: Tiles<BackwardTile> = &[(64, own([128, 64, 8], [0, 2, 2, 2]))];
 
 impl BackwardMain {
     /// The kernel for a class's devices that serves a mask, if there is one of the head dim. With options a head dim has at
@@ -158,6 +148,19 @@ impl BackwardMain {
         [nt / one_below_other, dt / tile.side_by_side]
     }
 
+    /// Whether its tile is the one for a class's devices.
+    fn is_for(&self, class: Class) -> bool {
+        Some(*self) == Self::of(self.dtype, self.dim, class, self.mask)
+    }
+
+    /// What its name ends with: a tile that `sm_90` does not have is there, `BcxBr`.
+    fn size(&self) -> String {
+        match self.is_for(Class::Sm90) {
+            true => format!("d{}", self.dim),
+            false => format!("d{}_{}x{}", self.dim, self.tile.keys, self.tile.queries),
+        }
+    }
+
     /// Eight warps on a multiprocessor. Shared memory: K, V, and two stages of Q and dO; the stages of dS; two stages of two
     /// statistics of each row; and the job.
     const fn launch(&self) -> Launch {
@@ -167,32 +170,82 @@ impl BackwardMain {
         let bytes = BYTES * rows * self.dim + ds + 2 * 2 * 4 * tile.queries + 16;
         Launch::new(tile.warps, 8 / tile.warps, bytes)
     }
+
+    fn generic(&self) -> Generic {
+        let (tile, [qm, qn]) = (self.tile, self.parts_of_dq());
+        let w = tile.warps;
+        let (mt, nt, kt) = (2 * tile.keys / w / 16, tile.queries / 16, tile.keys / 16);
+        generic! { sm80:
+            W = w, MT = mt, DT = self.dim / K, NT = nt, QT = tile.kept, QM = qm, QN = qn, QC = tile.at_once,
+            KT = kt, DS = tile.ds_stages
+        }
+    }
 }
 
 impl Backward {
     /// Warps of a block that prepares or converts.
     pub const WARPS: u32 = 4;
-    /// Warps of a block that sums the gradient of a sink.
-    const SINK_WARPS: u32 = 16;
     /// Rows of a head that a block prepares.
     pub const PREPARED_ROWS: u32 = 8 * Self::WARPS;
 
-    /// Element type; gradients of options have none.
-    pub fn dtype(&self) -> Option<Dtype> {
-        match self {
-            Backward::Prepare(dtype)
-            | Backward::Convert(dtype)
-            | Backward::FarSums(dtype)
-            | Backward::Far(dtype) => Some(*dtype),
-            Backward::Main(main) => Some(main.dtype),
-            Backward::SumBias(sums) => Some(sums.dtype),
-            Backward::Sinks | Backward::ZeroBias => None,
+    /// Element type, the mask whose types it takes, what its name ends with, its launch, and what it calls.
+    #[rustfmt::skip]
+    fn row(&self) -> (Option<Dtype>, Option<MaskKind>, String, Launch, Generic) {
+        let (w, options) = (Self::WARPS, Some(MaskKind::Options));
+        let small = Launch::new(w, 8, 0);
+        match *self {
+            Backward::Prepare(of) => (Some(of), None, "prepare".into(), small, generic! { prepare: W = w }),
+            Backward::Convert(of) => (Some(of), None, "convert".into(), small, generic! { convert: W = w }),
+            // Tiles of 16 rows of 256 columns: q and k, then v, d_o, and dS in rows of 32.
+            Backward::FarSums(of) => {
+                (Some(of), options, "far_sums".into(), Launch::new(1, 8, 2 * BYTES * 16 * 256), generic! { far_sums: })
+            }
+            Backward::Far(of) => {
+                let launch = Launch::new(1, 8, 4 * BYTES * 16 * 256 + BYTES * 16 * 32);
+                (Some(of), options, "far".into(), launch, generic! { far_gradients: })
+            }
+            // A word a warp.
+            Backward::Sinks => (None, None, "sinks".into(), Launch::new(16, 1, 4 * 16), generic! { sinks: W = 16 }),
+            Backward::ZeroBias => (None, None, "zero_bias".into(), small, generic! { zero_bias: W = w }),
+            Backward::SumBias(sums) => {
+                let (dim, queries) = (sums.dim, sums.queries());
+                let bytes = 2 * BYTES * (SumBias::KEYS + queries) * dim;
+                let launch = Launch::new(w, if dim > 128 { 2 } else { 3 }, bytes);
+                let generic = generic! { sum_bias: W = w, DT = dim / K, NT = queries / 16 };
+                (Some(sums.dtype), options, format!("sum_bias_d{dim}"), launch, generic)
+            }
+            Backward::Main(main) => (Some(main.dtype), Some(main.mask), main.size(), main.launch(), main.generic()),
         }
+    }
+
+    fn kernel(self) -> Kernel {
+        let (dtype, mask, end, launch, generic) = self.row();
+        let element = dtype.map_or(String::new(), |dtype| format!("{}_", dtype.name()));
+        let ([prefix, _], params) = match self {
+            Backward::Main(main) => (main.mask.affixes(), "BackwardParams"),
+            Backward::Prepare(_) => ([""; 2], "PrepareParams"),
+            _ => ([""; 2], "BackwardParams"),
+        };
+        let types = mask.map_or(vec![], |mask| mask.types().into());
+        let instance = Instance::new((params, "attention::backward"), dtype, &types, generic);
+        let name = format!("backward_{prefix}{element}{end}");
+        let mut spec = Spec::new(name, Target::SM80, launch, instance);
+        if let Backward::Main(main) = self {
+            spec.classes.retain(|&class| main.is_for(class));
+        }
+        // With options the compiler leaves some copies in loops.
+        spec.code.copies_vary = mask == Some(MaskKind::Options);
+        // Options take registers: at D = 96 the tile of the smaller devices spills, outside the products.
+        if spec.code.copies_vary && matches!(self, Backward::Main(_) | Backward::SumBias(_)) {
+            spec.code.most_spills = 64;
+        }
+        let family = Family::Backward(self);
+        Kernel { family, spec }
     }
 }
 
 /// All kernels: of equal tiles of several classes one.
-pub(super) fn all() -> Vec<Backward> {
+pub(super) fn all() -> impl Iterator<Item = Kernel> {
     let mut kernels = Vec::new();
     for dtype in Dtype::ALL {
         kernels.extend([Backward::Prepare(dtype), Backward::Convert(dtype)]);
@@ -200,117 +253,14 @@ pub(super) fn all() -> Vec<Backward> {
         kernels.extend(SumBias::DIMS.map(|dim| Backward::SumBias(SumBias { dtype, dim })));
         for &(dim, _) in TILES {
             for class in [Class::Sm90, Class::Sm80, Class::Sm86, Class::Sm100] {
-                let of = |mask| BackwardMain::of(dtype, dim, class, mask);
-                let mains = [MaskKind::Either, MaskKind::Options]
-                    .into_iter()
-                    .filter_map(of);
-                kernels.extend(mains.map(Backward::Main));
+                let of = |mask| BackwardMain::of(dtype, dim, class, mask).map(Backward::Main);
+                let masks = [MaskKind::Either, MaskKind::Options].into_iter();
+                kernels.extend(masks.filter_map(of));
             }
         }
     }
     kernels.extend([Backward::Sinks, Backward::ZeroBias]);
-    distinct(kernels)
-}
-
-impl Spec for Backward {
-    /// Of a main kernel, a tile that `sm_90` does not have is in the name: `BcxBr`.
-    fn name(&self) -> String {
-        let dtype = self.dtype().map_or("", Dtype::name);
-        match self {
-            Backward::Sinks => "backward_sinks".to_owned(),
-            Backward::ZeroBias => "backward_zero_bias".to_owned(),
-            Backward::Prepare(_) => format!("backward_{dtype}_prepare"),
-            Backward::Convert(_) => format!("backward_{dtype}_convert"),
-            Backward::FarSums(_) => format!("backward_{dtype}_far_sums"),
-            Backward::Far(_) => format!("backward_{dtype}_far"),
-            Backward::SumBias(sums) => format!("backward_{dtype}_sum_bias_d{}", sums.dim),
-            Backward::Main(main) => {
-                let optional = if main.mask.has_options() {
-                    "optional_"
-                } else {
-                    ""
-                };
-                let name = format!("backward_{optional}{dtype}_d{}", main.dim);
-                match self.is_for(Class::Sm90) {
-                    true => name,
-                    false => format!("{name}_{}x{}", main.tile.keys, main.tile.queries),
-                }
-            }
-        }
-    }
-
-    fn launch(&self) -> Launch {
-        match self {
-            Backward::Main(main) => main.launch(),
-            Backward::Sinks => Launch::new(Self::SINK_WARPS, 1, 4 * Self::SINK_WARPS),
-            // Tiles of 16 rows of 256 columns: q and k, then v, d_o, and dS in rows of 32.
-            Backward::FarSums(_) => Launch::new(1, 8, 2 * BYTES * 16 * 256),
-            Backward::Far(_) => Launch::new(1, 8, 4 * BYTES * 16 * 256 + BYTES * 16 * 32),
-            Backward::SumBias(sums) => {
-                let rows = SumBias::KEYS + sums.queries();
-                let blocks = if sums.dim > 128 { 2 } else { 3 };
-                Launch::new(Self::WARPS, blocks, 2 * BYTES * rows * sums.dim)
-            }
-            _ => Launch::new(Self::WARPS, 8, 0),
-        }
-    }
-
-    fn is_for(&self, class: Class) -> bool {
-        let Backward::Main(main) = self else {
-            return true;
-        };
-        Some(*main) == BackwardMain::of(main.dtype, main.dim, class, main.mask)
-    }
-
-    fn instance(&self) -> Instance {
-        let w = self.threads() / 32;
-        let generic = match self {
-            Backward::Prepare(_) => generic! { prepare: W = w },
-            Backward::Convert(_) => generic! { convert: W = w },
-            Backward::FarSums(_) => generic! { far_sums: },
-            Backward::Far(_) => generic! { far_gradients: },
-            Backward::Sinks => generic! { sinks: W = w },
-            Backward::ZeroBias => generic! { zero_bias: W = w },
-            Backward::SumBias(sums) => {
-                generic! { sum_bias: W = w, DT = sums.dim / K, NT = sums.queries() / 16 }
-            }
-            Backward::Main(main) => {
-                let (tile, [qm, qn]) = (main.tile, main.parts_of_dq());
-                let (mt, nt, kt) = (2 * tile.keys / w / 16, tile.queries / 16, tile.keys / 16);
-                generic! { sm80:
-                    W = w, MT = mt, DT = main.dim / K, NT = nt, QT = tile.kept, QM = qm, QN = qn, QC = tile.at_once,
-                    KT = kt, DS = tile.ds_stages
-                }
-            }
-        };
-        let (params, types) = match self {
-            Backward::Prepare(_) => ("PrepareParams", None),
-            Backward::Convert(_) | Backward::Sinks | Backward::ZeroBias => ("BackwardParams", None),
-            Backward::Main(main) => ("BackwardParams", Some(main.mask.types())),
-            _ => ("BackwardParams", Some(MaskKind::Options.types())),
-        };
-        let (kernel, types) = (
-            (params, "attention::backward"),
-            types.map_or(vec![], Vec::from),
-        );
-        Instance::new(kernel, self.dtype(), &types, generic)
-    }
-
-    /// With options the compiler leaves some copies in loops. Options take registers: at D = 96 the tile of the smaller
-    /// devices spills, outside the products.
-    fn code(&self) -> Code {
-        let (copies_vary, most_spills) = match self {
-            Backward::Main(main) if main.mask.has_options() => (true, 64),
-            Backward::SumBias(_) => (true, 64),
-            Backward::FarSums(_) | Backward::Far(_) => (true, 0),
-            _ => (false, 0),
-        };
-        Code {
-            copies_vary,
-            most_spills,
-            ..Code::default()
-        }
-    }
+    distinct(kernels).into_iter().map(Backward::kernel)
 }
 
 #[cfg(test)]
@@ -324,8 +274,10 @@ mod tests {
             for &(dim, _) in TILES {
                 let main =
                     BackwardMain::of(Dtype::F16, dim, class, MaskKind::Either).expect("a tile");
-                let (spec, tile) = (Backward::Main(main), main.tile);
-                let blocks = class.shared_memory().resident_blocks(spec.shared_bytes());
+                let (spec, tile) = (Backward::Main(main).kernel(), main.tile);
+                let blocks = class
+                    .shared_memory()
+                    .resident_blocks(spec.launch.shared_bytes);
                 assert!(blocks > 0, "{class:?}: {main:?}");
                 // Warps share out dQ and the keys, and a thread copies whole columns of tiles.
                 let [qm, qn] = main.parts_of_dq();
@@ -333,7 +285,7 @@ mod tests {
                 assert_eq!(dq, tile.queries * dim, "{main:?}");
                 assert_eq!(qn % tile.at_once, 0, "{main:?}");
                 assert_eq!(2 * tile.keys % (tile.warps * 16), 0, "{main:?}");
-                let threads = spec.threads();
+                let threads = spec.launch.threads;
                 for (threads, rows) in [(threads, tile.keys), (threads / 2, tile.queries)] {
                     let share = Share::new(0, threads, dim / 8);
                     assert_eq!(rows % share.rows_per_step, 0, "{class:?}: {main:?}");

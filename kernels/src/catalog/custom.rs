@@ -1,42 +1,65 @@
-//! Kernels with the score or mask of another crate: the catalog's kernels with options, made with its type.
+//! Kernels with the score or mask of another crate: the catalog's kernels with options, made with a
+//! [`Custom`](crate::attention::custom::Custom) type, which has a name in the root of its crate.
 
 use super::class::Class;
 use super::{
-    Backward, BackwardMain, Code, Dtype, Family, Feature, Forward, HEAD_DIMS, HopperBackward,
-    HopperWay, Instance, Kind, Launch, Loop, MaskKind, Spec, distinct,
+    Backward, BackwardMain, Code, Dtype, Family, Forward, HEAD_DIMS, HopperBackward, HopperWay,
+    Kernel, Kind, Loop, MaskKind, Spec, distinct, kernel,
 };
 
-/// A kernel with options, made with a [`Custom`](crate::attention::custom::Custom) type.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Custom {
-    /// The type, by its name in the root of its crate.
-    pub of: &'static str,
-    /// The catalog's kernel with options.
-    pub kernel: Family,
+/// All kernels of a type for head dims, none above 256, which are padded to the catalog's: forward and backward, of each
+/// element type, for every device.
+///
+/// # Panics
+/// If a head dim is above 256.
+pub fn all(of: &str, dims: &[u32]) -> Vec<&'static Spec> {
+    let padded = |&dim: &u32| {
+        let served = HEAD_DIMS.iter().find(|&&served| served >= dim);
+        *served.expect("head dims up to 256 have kernels")
+    };
+    let of_dtype = |dtype| {
+        dims.iter()
+            .flat_map(move |dim| families(dtype, padded(dim)))
+    };
+    let families = distinct(Dtype::ALL.into_iter().flat_map(of_dtype));
+    let specs = { families.into_iter() }.map(|family| spec(of, kernel(family)));
+    specs.map(|spec| &*Box::leak(Box::new(spec))).collect()
 }
 
-impl Custom {
-    /// All kernels of a type for head dims, none above 256, which are padded to the catalog's: forward and backward, of each
-    /// element type, for every device.
-    ///
-    /// # Panics
-    /// If a head dim is above 256.
-    pub fn all(of: &'static str, dims: &[u32]) -> Vec<&'static dyn Spec> {
-        let padded = |&dim: &u32| HEAD_DIMS.iter().copied().find(|&served| served >= dim);
-        let kernels = Dtype::ALL.into_iter().flat_map(|dtype| {
-            let dims = dims.iter().map(padded);
-            dims.flat_map(move |dim| {
-                families(dtype, dim.expect("head dims up to 256 have kernels"))
-            })
-        });
-        let kernels = distinct(kernels).into_iter();
-        let specs = kernels.map(|kernel| Box::leak(Box::new(Custom { of, kernel })) as &dyn Spec);
-        specs.collect()
-    }
+/// The name of the kernel that a type's crate makes of the catalog's kernel of this name.
+pub fn name(of: &str, kernel: &str) -> String {
+    format!("{}_{kernel}", of.to_lowercase())
+}
 
-    /// The name of the kernel that a type's crate makes of the catalog's kernel of this name.
-    pub fn name_of(of: &str, kernel: &str) -> String {
-        format!("{}_{kernel}", of.to_lowercase())
+/// The kernel that a type's crate makes of the catalog's, with its mask and its score.
+fn spec(of: &str, kernel: &Kernel) -> Spec {
+    let (instance, code) = (kernel.instance.clone(), kernel.code);
+    let instance = instance.with("Ranges", &format!("CustomMask<{of}>"));
+    let instance = instance.with("Optional", &format!("CustomScore<{of}>"));
+    let code = Code {
+        // No gradient of a bias is computed beside a type.
+        shuffles_left_out: match kernel.family {
+            Family::HopperBackward(kernel) => kernel.shuffles_of_bias_gradient(),
+            _ => 0,
+        },
+        // The compiler may leave them in loops beside a longer score.
+        copies_vary: true,
+        // It depends on the type's code.
+        may_share: true,
+        // A score's numbers take registers.
+        most_spills: code.most_spills + 64,
+        ..code
+    };
+    Spec {
+        classes: kernel.classes.clone(),
+        counted_as: kernel.name,
+        code,
+        ..Spec::new(
+            name(of, kernel.name),
+            kernel.target,
+            kernel.launch,
+            instance,
+        )
     }
 }
 
@@ -59,53 +82,6 @@ fn families(dtype: Dtype, dim: u32) -> Vec<Family> {
     families.into_iter().flatten().collect()
 }
 
-impl Spec for Custom {
-    fn name(&self) -> String {
-        Self::name_of(self.of, &self.kernel.spec().name())
-    }
-
-    fn features(&self) -> &'static [Feature] {
-        self.kernel.spec().features()
-    }
-
-    fn launch(&self) -> Launch {
-        self.kernel.spec().launch()
-    }
-
-    fn is_for(&self, class: Class) -> bool {
-        self.kernel.spec().is_for(class)
-    }
-
-    /// The catalog's, with the mask and the score of the type.
-    fn instance(&self) -> Instance {
-        let instance = self.kernel.spec().instance();
-        let instance = instance.with("Ranges", &format!("CustomMask<{}>", self.of));
-        instance.with("Optional", &format!("CustomScore<{}>", self.of))
-    }
-
-    fn counted_as(&self) -> String {
-        self.kernel.spec().name()
-    }
-
-    fn code(&self) -> Code {
-        let code = self.kernel.spec().code();
-        Code {
-            // No gradient of a bias is computed beside a type.
-            shuffles_left_out: match self.kernel {
-                Family::HopperBackward(kernel) => kernel.shuffles_of_bias_gradient(),
-                _ => 0,
-            },
-            // The compiler may leave them in loops beside a longer score.
-            copies_vary: true,
-            // It depends on the type's code.
-            may_share: true,
-            // A score's numbers take registers.
-            most_spills: code.most_spills + 64,
-            ..code
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -113,8 +89,8 @@ mod tests {
 
     #[test]
     fn a_type_has_its_kernels() {
-        let kernels = Custom::all("Penalty", &[40, 128]);
-        let names: Vec<_> = kernels.iter().map(|kernel| kernel.name()).collect();
+        let kernels = all("Penalty", &[40, 128]);
+        let names: Vec<_> = kernels.iter().map(|kernel| kernel.name).collect();
         assert_eq!(names.iter().collect::<HashSet<_>>().len(), names.len());
         for name in [
             "penalty_optional_f16_d64",
@@ -124,10 +100,10 @@ mod tests {
             "penalty_backward_hopper_optional_f16_d64",
             "penalty_backward_hopper_stored_optional_bf16_d128",
         ] {
-            assert!(names.iter().any(|found| found == name), "{name}: {names:?}");
+            assert!(names.contains(&name), "{name}: {names:?}");
         }
         for kernel in kernels {
-            let types = kernel.instance().types;
+            let types = &kernel.instance.types;
             for custom in ["CustomMask<Penalty>", "CustomScore<Penalty>"] {
                 assert!(types.iter().any(|name| name == custom), "{types:?}");
             }

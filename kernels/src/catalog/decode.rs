@@ -16,12 +16,12 @@ pub(super) fn tables(mask: MaskKind, class: Class) -> &'static [Tiles] {
     }
 }
 
-/// A tile of four warps with 16 rows each.
-const fn own(keys: u32, stages: u32, q_slices: u32, blocks_per_sm: u32) -> Tile {
+/// A tile of warps with 16 rows each: its keys, stages, slices of Q in registers, and blocks on a multiprocessor.
+const fn of_warps(warps: u32, [keys, stages, q_slices, blocks_per_sm]: [u32; 4]) -> Tile {
     Tile {
         q_slices,
         blocks_per_sm,
-        ..Tile::new(64, keys, 4, stages)
+        ..Tile::new(16 * warps, keys, warps, stages)
     }
 }
 
@@ -35,25 +35,16 @@ const fn own(keys: u32, stages: u32, q_slices: u32, blocks_per_sm: u32) -> Tile 
 /// Losers, on an H200 (`docs/tuning.md`): 64: 64 keys in three blocks, -7 to -20 % where blocks nearly
 /// fill the GPU, level elsewhere.
 const SM90: Tiles = &[
-    (32, own(64, 4, 2, 4)),
-    (64, own(48, 4, 2, 4)),
-    (96, own(32, 4, 6, 3)),
-    (128, own(32, 3, 0, 3)),
-    (192, own(32, 3, 8, 2)),
-    (256, own(16, 4, 0, 2)),
+    (32, of_warps(4, [64, 4, 2, 4])),
+    (64, of_warps(4, [48, 4, 2, 4])),
+    (96, of_warps(4, [32, 4, 6, 3])),
+    (128, of_warps(4, [32, 3, 0, 3])),
+    (192, of_warps(4, [32, 3, 8, 2])),
+    (256, of_warps(4, [16, 4, 0, 2])),
 ];
 
 /// Tiles with options, where spans and rows' places take more registers than four blocks leave.
-const OPTIONS: Tiles = &[(64, own(48, 4, 2, 3))];
-
-/// A tile of two warps with 16 rows each, for a cache of e4m3.
-const fn of_e4m3(keys: u32, stages: u32, q_slices: u32, blocks_per_sm: u32) -> Tile {
-    Tile {
-        q_slices,
-        blocks_per_sm,
-        ..Tile::new(32, keys, 2, stages)
-    }
-}
+const OPTIONS: Tiles = &[(64, of_warps(4, [48, 4, 2, 3]))];
 
 /// A cache of e4m3, on Hopper. Numbers become elements of 16 bits by half the instructions of a step, so more blocks have fewer
 /// warps: those with rows lie on more of a multiprocessor's schedulers. Four blocks leave a thread 255 registers, with more of them a
@@ -61,22 +52,25 @@ const fn of_e4m3(keys: u32, stages: u32, q_slices: u32, blocks_per_sm: u32) -> T
 ///
 /// A row of a shared tile has at least four chunks, which is 64 numbers.
 pub(super) const E4M3: Tiles = &[
-    (64, of_e4m3(64, 5, 4, 4)),
-    (128, of_e4m3(48, 4, 0, 4)),
-    (256, of_e4m3(16, 5, 0, 4)),
+    (64, of_warps(2, [64, 5, 4, 4])),
+    (128, of_warps(2, [48, 4, 0, 4])),
+    (256, of_warps(2, [16, 5, 0, 4])),
 ];
 
 /// An A100's multiprocessor gets half the bytes a second of an H200's, so two blocks are enough: the
 /// tiles of `sm_90` up to D = 128. Above 128 less is on its way: 72 and 64 KB.
-const SM80: Tiles = &[(192, own(16, 4, 12, 2)), (256, own(16, 3, 0, 2))];
+const SM80: Tiles = &[
+    (192, of_warps(4, [16, 4, 12, 2])),
+    (256, of_warps(4, [16, 3, 0, 2])),
+];
 
 /// A multiprocessor gets about 10 bytes a nanosecond, a third of an H200's: 24 KB on their way are
 /// enough. Two blocks of 49 KB or less; at D = 256 the 32 KB of Q leave room for one block of `sm_90`'s tile.
 const SM86: Tiles = &[
-    (64, own(32, 4, 4, 2)),
-    (96, own(32, 3, 6, 2)),
-    (128, own(16, 4, 8, 2)),
-    (192, own(16, 2, 12, 2)),
+    (64, of_warps(4, [32, 4, 4, 2])),
+    (96, of_warps(4, [32, 3, 6, 2])),
+    (128, of_warps(4, [16, 4, 8, 2])),
+    (192, of_warps(4, [16, 2, 12, 2])),
 ];
 
 /// Shared memory of a block with a cache of e4m3: the Q tile, and K and V for each stage.

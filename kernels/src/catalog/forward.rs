@@ -1,12 +1,12 @@
 //! Attention: the specification of its kernels, and their list.
 
 use super::class::Class;
-use super::hopper::Roles;
 use super::kind::{Kind, Levels, Loop, Rows};
+use super::roles::Roles;
 use super::tile::{Tile, dims};
 use super::{
-    Code, Dtype, Feature, Generic, Instance, Launch, Spec, decode, distinct, fp8, hopper, latent,
-    sm80, wide,
+    Code, Dtype, Family, Generic, Instance, Kernel, Launch, Spec, decode, distinct, fp8, hopper,
+    latent, sm80, wide,
 };
 use crate::generic;
 use crate::layout::element::K;
@@ -52,10 +52,6 @@ impl Forward {
         Self::of(self.kind, self.dtype, self.dim, class)
     }
 
-    fn is_hopper(&self) -> bool {
-        self.kind.main_loop == Loop::Hopper
-    }
-
     /// Whether it reads values as the first part of the keys.
     pub fn is_latent(&self) -> bool {
         self.kind.main_loop == Loop::Latent
@@ -66,28 +62,47 @@ impl Forward {
         self.kind.main_loop == Loop::DecodeE4m3
     }
 
-    /// Whether it multiplies e4m3.
-    pub fn is_fp8(&self) -> bool {
-        self.kind.multiplies_e4m3()
-    }
-
     /// Slices of O's columns, each with query tiles of its own.
     pub fn slices(&self) -> u32 {
-        if self.is_hopper() { self.tile.team } else { 1 }
+        match self.kind.main_loop {
+            Loop::Hopper => self.tile.team,
+            _ => 1,
+        }
     }
 
     /// Sides of a block: groups of warpgroups that have the same rows, and every other block of keys.
     pub fn sides(&self) -> u32 {
-        match self.is_hopper() {
-            true => Roles::new(&self.tile).sides,
-            false => 1,
+        match self.kind.main_loop {
+            Loop::Hopper => self.roles().sides,
+            _ => 1,
         }
+    }
+
+    fn roles(&self) -> Roles {
+        Roles::new(self.kind.main_loop, &self.tile)
     }
 
     /// Shared memory of a kernel that loads by tensor maps.
     pub fn memory(&self) -> Option<Sm90Memory> {
-        let is_hopper = self.is_hopper();
+        let is_hopper = self.kind.main_loop == Loop::Hopper;
         is_hopper.then(|| hopper::memory(&self.tile, self.dim))
+    }
+
+    /// The parameter block, the types behind those of mask and heads, and bytes of shared memory.
+    #[rustfmt::skip]
+    fn row(&self) -> (&'static str, Vec<&'static str>, u32) {
+        let (tile, dim, [_, score]) = (&self.tile, self.dim, self.kind.types());
+        match self.kind.main_loop {
+            Loop::Sm80 | Loop::Decode => ("ForwardParams", vec![score], tile.shared_bytes(dim)),
+            Loop::Wide => ("ForwardParams", vec![score], wide::memory(tile, dim).bytes),
+            Loop::DecodeE4m3 => ("E4m3Params", vec![], decode::e4m3_bytes(tile, dim)),
+            Loop::Hopper => ("Sm90Params, maps", vec![score, "Unwatched"], hopper::shared_bytes(tile, dim)),
+            Loop::Latent => ("Sm90Params, maps", vec![score], LatentMemory::new(0).bytes()),
+            Loop::Fp8(levels) => {
+                let (outer, memory) = (fp8::outer(levels, dim).0, fp8::memory(levels, tile, dim));
+                ("Fp8Params, maps", vec![score, outer], memory.bytes())
+            }
+        }
     }
 
     /// The main loop, with its numbers: counts of 16-wide slices but for warps, stages, and registers.
@@ -109,7 +124,7 @@ impl Forward {
                 generic! { wide: W = w, T = t, DT = dt, OT = ot, KT = kt, VT = vt, RUN = vt.min(2), S = s }
             }
             Loop::Hopper => {
-                let roles = Roles::new(&tile);
+                let roles = self.roles();
                 generic! { sm90:
                     G = roles.sides, W = roles.consumers / roles.sides, DT = dt, OT = ot, NT = kt,
                     NQ = roles.q_slots, S = s, GIVEN = roles.given, TAKEN = roles.taken
@@ -119,7 +134,7 @@ impl Forward {
                 OT = LatentMemory::DIM_V / 2 / 16, NT = kt / 2, QT = qt, S = s, GIVEN = latent::GIVEN, TAKEN = latent::TAKEN
             },
             Loop::Fp8(_) => {
-                let roles = fp8::Roles::new(&tile);
+                let roles = self.roles();
                 generic! { fp8:
                     W = roles.consumers, DT = dt, OT = dt, NT = kt, PT = kt / 2, QT = qt / 2,
                     NQ = roles.q_slots, S = s, GIVEN = roles.given, TAKEN = roles.taken
@@ -127,125 +142,79 @@ impl Forward {
             }
         }
     }
+
+    fn code(&self) -> Code {
+        let has_options = self.kind.mask.has_options();
+        let most_spills = match (self.kind.main_loop, self.dim) {
+            // Once a tile: ten words beside O of 256 columns, few beside fewer.
+            (Loop::Fp8(_), 256) => 80,
+            (Loop::Fp8(Levels::Two), 128) if !has_options => 32,
+            (Loop::Fp8(_), 64) if has_options => 16,
+            // Windows take registers: two kernels spill on `sm_120`.
+            (Loop::Sm80, 256) | (Loop::Wide, 512) if has_options => 64,
+            _ => 0,
+        };
+        // Of a block behind hidden ones, and of the block before them.
+        let products = self.dim / K + self.tile.keys / K;
+        let may_hide = has_options && self.kind.main_loop == Loop::Hopper;
+        Code {
+            products_of_masks: if may_hide { products } else { 0 },
+            // The compiler leaves some in loops.
+            copies_vary: has_options && self.kind.main_loop == Loop::Sm80,
+            most_spills,
+            ..Code::default()
+        }
+    }
+
+    /// The kernel, with the name of its kind. A tile that `sm_90` does not have is in the name: `BrxBc`, for decoding with stages, in
+    /// wide kernels with stages and slices of V.
+    fn kernel(self, kind: &str) -> Kernel {
+        let (dtype, dim, tile) = (self.dtype, self.dim, self.tile);
+        let is_of = |class| Some(self) == self.counterpart(class);
+        let (rows, keys, stages, slices) = (tile.q_rows, tile.keys, tile.stages, tile.v_slices);
+        let of_tile = match self.kind.main_loop {
+            _ if is_of(Class::Sm90) => String::new(),
+            Loop::Decode => format!("_{rows}x{keys}x{stages}"),
+            Loop::Wide => format!("_{rows}x{keys}x{stages}x{slices}"),
+            _ => format!("_{rows}x{keys}"),
+        };
+        let (element, [_, suffix]) = (dtype.name(), self.kind.mask.affixes());
+        let name = format!("{kind}_{element}_d{dim}{of_tile}{suffix}");
+        let heads = match (self.kind.rows, self.slices()) {
+            (Rows::Group, _) => "HeadGroup".to_owned(),
+            (Rows::Head, 1) => "OneHead".to_owned(),
+            (Rows::Head, slices) => format!("HeadSlice<{slices}>"),
+        };
+        let (params, others, shared_bytes) = self.row();
+        let [mask, _] = self.kind.types();
+        let types = [&[mask, &*heads], &*others].concat();
+        let kernel = (params, "attention::forward");
+        let instance = Instance::new(kernel, dtype, &types, self.generic());
+        let launch = Launch::new(tile.warps, tile.blocks_per_sm, shared_bytes);
+        let mut spec = Spec::new(name, self.kind.main_loop.target(), launch, instance);
+        spec.classes.retain(|&class| is_of(class));
+        spec.code = self.code();
+        let family = Family::Forward(self);
+        Kernel { family, spec }
+    }
 }
 
 /// All kernels: of equal tiles of several classes one.
-pub(super) fn all() -> Vec<Forward> {
-    let of_modules = |kinds: &'static [Kind]| Dtype::ALL.map(|dtype| (kinds, dtype));
-    let mut kernels = Vec::new();
-    for (kinds, dtype) in Kind::ALL.into_iter().flat_map(of_modules) {
+pub(super) fn all() -> impl Iterator<Item = Kernel> {
+    let of_modules = |kinds: (_, _)| Dtype::ALL.map(|dtype| (kinds, dtype));
+    let kinds = Kind::ALL.into_iter().flat_map(of_modules);
+    kinds.flat_map(|((name, kinds), dtype)| {
+        let mut kernels = Vec::new();
         for dim in kinds[0].dims() {
             for class in [Class::Sm90, Class::Sm80, Class::Sm86, Class::Sm100] {
                 let of = |&kind| Forward::of(kind, dtype, dim, class);
                 kernels.extend(kinds.iter().filter_map(of));
             }
         }
-    }
-    distinct(kernels)
-}
-
-impl Spec for Forward {
-    /// A tile that `sm_90` does not have is in the name: `BrxBc`, for decoding with stages, in wide kernels
-    /// with stages and slices of V.
-    fn name(&self) -> String {
-        self.module() + self.kind.mask.suffix()
-    }
-
-    /// The name without the mask: loading a module compiles few kernels.
-    fn module(&self) -> String {
-        let (kind, dtype, dim) = (self.kind.name(), self.dtype.name(), self.dim);
-        let name = format!("{kind}_{dtype}_d{dim}");
-        let tile = self.tile;
-        let (rows, keys, stages, slices) = (tile.q_rows, tile.keys, tile.stages, tile.v_slices);
-        match self.kind.main_loop {
-            _ if self.is_for(Class::Sm90) => name,
-            Loop::Decode => format!("{name}_{rows}x{keys}x{stages}"),
-            Loop::Wide => format!("{name}_{rows}x{keys}x{stages}x{slices}"),
-            _ => format!("{name}_{rows}x{keys}"),
-        }
-    }
-
-    fn features(&self) -> &'static [Feature] {
-        match self.kind.main_loop {
-            Loop::Hopper | Loop::Latent | Loop::Fp8(_) => &[Feature::TensorMaps, Feature::Wgmma],
-            Loop::DecodeE4m3 => &[Feature::Fp8],
-            _ => &[],
-        }
-    }
-
-    fn launch(&self) -> Launch {
-        let (tile, dim) = (self.tile, self.dim);
-        let shared_bytes = match self.kind.main_loop {
-            Loop::Wide => wide::memory(&tile, dim).bytes,
-            Loop::Hopper => hopper::shared_bytes(&tile, dim),
-            Loop::Latent => LatentMemory::new(0).bytes(),
-            Loop::Fp8(levels) => fp8::memory(levels, &tile, dim).bytes(),
-            Loop::DecodeE4m3 => decode::e4m3_bytes(&tile, dim),
-            Loop::Sm80 | Loop::Decode => tile.shared_bytes(dim),
-        };
-        Launch::new(tile.warps, tile.blocks_per_sm, shared_bytes)
-    }
-
-    fn is_for(&self, class: Class) -> bool {
-        let runs = self.target().runs_on(class.compute_capability());
-        runs && Some(*self) == self.counterpart(class)
-    }
-
-    fn instance(&self) -> Instance {
-        let [mask, score] = self.kind.types();
-        let slice = format!("HeadSlice<{}>", self.slices());
-        let heads = match (self.kind.rows, self.slices()) {
-            (Rows::Group, _) => "HeadGroup",
-            (Rows::Head, 1) => "OneHead",
-            (Rows::Head, _) => &*slice,
-        };
-        let last = match self.kind.main_loop {
-            Loop::Fp8(levels) => fp8::outer(levels, self.dim).0,
-            _ => "Unwatched",
-        };
-        let types = [mask, heads, score, last];
-        let (params, types) = match self.kind.main_loop {
-            Loop::Hopper => ("Sm90Params", &types[..]),
-            Loop::Latent => ("Sm90Params", &types[..3]),
-            Loop::Fp8(_) => ("Fp8Params", &types[..]),
-            Loop::DecodeE4m3 => ("E4m3Params", &types[..2]),
-            _ => ("ForwardParams", &types[..3]),
-        };
-        let kernel = (params, "attention::forward");
-        Instance::new(kernel, self.dtype, types, self.generic())
-    }
-
-    fn code(&self) -> Code {
-        if self.is_fp8() {
-            return Code {
-                // Once a tile: ten words beside O of 256 columns, few beside fewer.
-                most_spills: match (self.dim, self.kind.mask.has_options()) {
-                    (256, _) => 80,
-                    (128, false) if self.kind.main_loop == Loop::Fp8(Levels::Two) => 32,
-                    (64, true) => 16,
-                    _ => 0,
-                },
-                ..Code::default()
-            };
-        }
-        if !self.kind.mask.has_options() {
-            return Code::default();
-        }
-        Code {
-            products_of_masks: match self.is_hopper() {
-                true => hopper::products_of_masks(&self.tile, self.dim),
-                false => 0,
-            },
-            // The compiler leaves some in loops.
-            copies_vary: self.kind.main_loop == Loop::Sm80,
-            // Windows take registers: two kernels spill on `sm_120`.
-            most_spills: match (self.kind.main_loop, self.dim) {
-                (Loop::Sm80, 256) | (Loop::Wide, 512) => 64,
-                _ => 0,
-            },
-            ..Code::default()
-        }
-    }
+        distinct(kernels)
+            .into_iter()
+            .map(|forward| forward.kernel(name))
+    })
 }
 
 #[cfg(test)]
@@ -254,28 +223,28 @@ mod tests {
     use crate::layout::share::Share;
     use crate::layout::wide::WINDOW;
 
-    /// The kernels of a dtype, with each class that they are for.
-    fn every() -> impl Iterator<Item = (Class, Forward)> {
-        let kernels = all()
-            .into_iter()
-            .filter(|kernel| kernel.dtype == Dtype::F16);
+    /// The kernels of a dtype, with each class that they are for, and its threads and bytes of shared memory.
+    fn every() -> impl Iterator<Item = (Class, Forward, [u32; 2])> {
+        let kernels = all().filter(|kernel| kernel.dtype() == Some(Dtype::F16));
         kernels.flat_map(|kernel| {
-            let classes = Class::ALL.iter().copied();
-            classes.filter_map(move |class| kernel.is_for(class).then_some((class, kernel)))
+            let forward = *kernel.forward().expect("of this family");
+            let launch = [kernel.launch.threads, kernel.launch.shared_bytes];
+            let classes = kernel.spec.classes.into_iter();
+            classes.map(move |class| (class, forward, launch))
         })
     }
 
     /// Eight warps, or four where eight spill. Two blocks of decode kernels, or one where two do not fit.
     #[test]
     fn blocks_share_a_multiprocessor() {
-        for (class, kernel) in every() {
+        for (class, kernel, [_, bytes]) in every() {
             let (kind, tile) = (kernel.kind, kernel.tile);
             let least = match (kind.main_loop, class, kernel.dim) {
                 (Loop::Decode, Class::Sm86, 256) => 1,
                 (Loop::Decode, Class::Sm80 | Class::Sm86, _) => 2,
                 _ => tile.blocks_per_sm,
             };
-            let blocks = class.shared_memory().resident_blocks(kernel.shared_bytes());
+            let blocks = class.shared_memory().resident_blocks(bytes);
             assert!(blocks >= least, "{class:?}: {blocks} blocks of {kernel:?}");
             let warps = match (class, kind.rows, kernel.dim) {
                 (Class::Sm86, Rows::Group, 256) => 4,
@@ -290,14 +259,14 @@ mod tests {
     /// What main loops ask of tiles. A thread copies whole columns of a tile, so a tile's rows are a multiple of a step's.
     #[test]
     fn tiles_suit_their_main_loops() {
-        for (_, kernel) in every() {
+        for (_, kernel, [threads, _]) in every() {
             let (tile, dim) = (kernel.tile, kernel.dim);
             let [rows, keys] = [tile.q_rows / tile.warps, tile.keys / tile.team];
             let suits = match kernel.kind.main_loop {
-                Loop::Hopper => {
+                Loop::Hopper | Loop::Fp8(_) => {
                     // The registers of a multiprocessor, in the granularity of an allocation.
                     let at_launch = (65536 / (32 * tile.warps)).min(255) / 8 * 8;
-                    let roles = Roles::new(&tile);
+                    let roles = kernel.roles();
                     let needed = roles.given + roles.consumers * roles.taken;
                     needed <= at_launch * (roles.consumers + 1)
                         && roles.given < at_launch
@@ -319,12 +288,6 @@ mod tests {
                     let at_launch = 65536 / (32 * tile.warps) / 8 * 8;
                     latent::GIVEN + 2 * latent::TAKEN <= 3 * at_launch
                 }
-                Loop::Fp8(_) => {
-                    let at_launch = 65536 / (32 * tile.warps) / 8 * 8;
-                    let roles = fp8::Roles::new(&tile);
-                    let needed = roles.given + roles.consumers * roles.taken;
-                    needed <= at_launch * (roles.consumers + 1)
-                }
                 // Two buffers each for K and V, or one.
                 Loop::Sm80 => tile.stages == if tile.team == 1 { 2 } else { 1 },
             };
@@ -333,9 +296,9 @@ mod tests {
                 kernel.kind.main_loop,
                 Loop::Decode | Loop::DecodeE4m3 | Loop::Sm80
             ) {
-                let share = Share::new(0, kernel.threads(), dim / 8);
+                let share = Share::new(0, threads, dim / 8);
                 let halves = if kernel.reads_e4m3() { 2 } else { 1 };
-                let of_keys = Share::new(0, kernel.threads(), dim / 8 / halves);
+                let of_keys = Share::new(0, threads, dim / 8 / halves);
                 assert_eq!(tile.keys % of_keys.rows_per_step, 0, "{kernel:?}");
                 assert_eq!(tile.q_rows % share.rows_per_step, 0, "{kernel:?}");
             }

@@ -1,8 +1,8 @@
-//! The tiles of the main loop on Hopper, and what its warpgroups do.
+//! The tiles of the main loop on Hopper.
 
-use super::kind::{MaskKind, Rows};
+use super::kind::{Loop, MaskKind, Rows};
+use super::roles::{ROWS, Roles, of_roles};
 use super::tile::{Tile, Tiles};
-use crate::layout::element::K;
 use crate::layout::sm90::Sm90Memory;
 
 /// The tables of tiles.
@@ -12,14 +12,6 @@ pub(super) const fn tables(rows: Rows, mask: MaskKind) -> &'static [Tiles] {
         (Rows::Head, MaskKind::Options) => &[OPTIONS, HEAD],
         (Rows::Head, _) => &[HEAD],
     }
-}
-
-/// Rows of a warpgroup of consumers.
-const ROWS: u32 = 64;
-
-/// A tile of this many warpgroups that consume.
-const fn of_roles(consumers: u32, keys: u32, stages: u32) -> Tile {
-    Tile::new(ROWS * consumers, keys, 4 * (consumers + 1), stages)
 }
 
 /// A tile whose O is shared by two blocks: they have half of its columns each, and both compute the scores.
@@ -66,45 +58,9 @@ const GROUP: Tiles = &[
     (256, of_roles(2, 64, 2)),
 ];
 
-/// How the warpgroups of a tile's block share its registers and its time.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Roles {
-    /// Warpgroups that consume; one more produces.
-    pub consumers: u32,
-    /// Sides of a block: groups of warpgroups that have the same rows, and every other block of keys.
-    pub sides: u32,
-    /// Slots for a warpgroup's Q: two for each where there is room.
-    pub q_slots: u32,
-    /// Registers of a producer's thread.
-    pub given: u32,
-    /// Registers of a consumer's thread.
-    pub taken: u32,
-}
-
-impl Roles {
-    /// The roles in a tile. Together they have no more registers than the launch gave all warpgroups alike.
-    pub fn new(tile: &Tile) -> Self {
-        let consumers = tile.warps / 4 - 1;
-        let sides = consumers / (tile.q_rows / ROWS);
-        let (q_slots, given, taken) = match (consumers, sides) {
-            (4, 2) => (2, 24, 112),
-            (4, _) => (8, 24, 112),
-            (3, _) => (6, 32, 160),
-            _ => (2, 40, 232),
-        };
-        Roles {
-            consumers,
-            sides,
-            q_slots,
-            given,
-            taken,
-        }
-    }
-}
-
 /// Shared memory of a tile's block.
 pub(super) fn memory(tile: &Tile, dim: u32) -> Sm90Memory {
-    let q_rows = Roles::new(tile).q_slots * ROWS;
+    let q_rows = Roles::new(Loop::Hopper, tile).q_slots * ROWS;
     let sizes = [q_rows, tile.keys, dim, dim / tile.team];
     Sm90Memory::new(0, sizes, tile.stages)
 }
@@ -112,16 +68,11 @@ pub(super) fn memory(tile: &Tile, dim: u32) -> Sm90Memory {
 /// Bytes of all sides' memory, and of what they tell each other.
 pub(super) fn shared_bytes(tile: &Tile, dim: u32) -> u32 {
     let memory = memory(tile, dim);
-    match Roles::new(tile).sides {
+    match Roles::new(Loop::Hopper, tile).sides {
         1 => memory.bytes(),
         sides => {
             let exchanged = tile.q_rows / ROWS * Sm90Memory::exchange_bytes(dim);
             sides * memory.side_bytes() + exchanged
         }
     }
-}
-
-/// Products of a block behind hidden ones, and of the block before them.
-pub(super) fn products_of_masks(tile: &Tile, dim: u32) -> u32 {
-    dim / K + tile.keys / K
 }

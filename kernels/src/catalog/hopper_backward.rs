@@ -1,7 +1,8 @@
 //! The backward pass on Hopper: dk and dv, and dq in one of two ways.
 
 use super::kind::MaskKind;
-use super::{Dtype, Feature, Instance, Launch, Spec};
+use super::tile::{Tiles, of_dim};
+use super::{Dtype, Family, Instance, Kernel, Launch, Spec, Target};
 use crate::generic;
 use crate::layout::element::K;
 use crate::layout::sm90_backward::{Sm90BackwardMemory, Sm90WideMemory};
@@ -28,8 +29,9 @@ pub enum HopperWay {
     Stored,
 }
 
-/// Head dims of the kernels, ascending. Sums of dq of 256 columns would take more time than the products.
-const DIMS: &[u32] = &[64, 128, 256];
+/// Head dims of the kernels, with queries of a step (Br), and stages of the jobs of dq. Sums of dq of 256 columns would take more
+/// time than the products.
+const DIMS: Tiles<[u32; 2]> = &[(64, [128, 4]), (128, [64, 3]), (256, [64, 2])];
 
 impl HopperBackward {
     /// Keys of a tile, and queries of a tile of dq.
@@ -38,7 +40,7 @@ impl HopperBackward {
     /// The kernel of a way for a head dim, if there is one. With options narrow heads have sums alone, and wide ones have no
     /// registers for them.
     pub fn of(way: HopperWay, dtype: Dtype, dim: u32, mask: MaskKind) -> Option<Self> {
-        let dim = *DIMS.iter().find(|&&largest| dim <= largest)?;
+        let (dim, _) = *DIMS.iter().find(|&&(largest, _)| dim <= largest)?;
         let serves = match (way, mask) {
             (HopperWay::Sums, _) => dim <= 128,
             (HopperWay::Stored, MaskKind::Options) => dim == 128,
@@ -57,13 +59,18 @@ impl HopperBackward {
         2 * 4 * self.queries() / 16
     }
 
+    /// Queries of a step (Br), and stages of the jobs of dq.
+    fn tile(&self) -> [u32; 2] {
+        of_dim(self.dim, &[DIMS]).expect("one of the head dims")
+    }
+
     /// Queries of a step (Br).
-    pub const fn queries(&self) -> u32 {
-        if self.dim > 64 { 64 } else { 128 }
+    pub fn queries(&self) -> u32 {
+        self.tile()[0]
     }
 
     /// Queries that a tile of keys visits at a time: more than a step's where dS is stored, which jobs of queries read.
-    pub const fn visited(&self) -> u32 {
+    pub fn visited(&self) -> u32 {
         match self.way {
             HopperWay::Sums => self.queries(),
             HopperWay::Stored => Self::TILE,
@@ -83,74 +90,49 @@ impl HopperBackward {
         self.dim > 128
     }
 
-    /// Stages of the jobs of dq.
-    const fn stages(&self) -> u32 {
-        match self.dim {
-            64 => 4,
-            128 => 3,
-            _ => 2,
-        }
+    /// Registers of threads: 504 of each warpgroup, 24 and twice 240.
+    fn kernel(self) -> Kernel {
+        let (dim, dtype, mask) = (self.dim, self.dtype, self.mask);
+        let (dt, [queries, s]) = (dim / K, self.tile());
+        let nt = queries / 16;
+        let (way, generic) = match self.way {
+            HopperWay::Sums => (
+                "",
+                generic! { sm90: DT = dt, NT = nt, QT = 4, GIVEN = 24, TAKEN = 240 },
+            ),
+            HopperWay::Stored => (
+                "stored_",
+                generic! { sm90_stored: DT = dt, NT = nt, S = s, GIVEN = 24, TAKEN = 240 },
+            ),
+        };
+        let bytes = match self.way {
+            HopperWay::Stored if self.is_wide() => Sm90WideMemory::new(0, dim).bytes(),
+            _ => Sm90BackwardMemory::new(0, queries, dim).bytes(),
+        };
+        // Two warpgroups consume, and one more produces.
+        let launch = Launch::new(3 * 4, 1, bytes);
+        let kernel = ("Sm90BackwardParams, maps", "attention::backward");
+        let instance = Instance::new(kernel, dtype, &mask.types(), generic);
+        let (element, [prefix, suffix]) = (dtype.name(), mask.affixes());
+        let name = format!("backward_hopper_{way}{prefix}{element}_d{dim}{suffix}");
+        let spec = Spec::new(name, Target::SM90A, launch, instance);
+        let family = Family::HopperBackward(self);
+        Kernel { family, spec }
     }
 }
 
 /// All kernels.
-pub(super) fn all() -> impl Iterator<Item = HopperBackward> {
+pub(super) fn all() -> impl Iterator<Item = Kernel> {
     let mut kernels = Vec::new();
     for dtype in Dtype::ALL {
-        for &dim in DIMS {
+        for &(dim, _) in DIMS {
             for way in [HopperWay::Sums, HopperWay::Stored] {
                 let of = |mask| HopperBackward::of(way, dtype, dim, mask);
                 kernels.extend([MaskKind::Full, MaskKind::Causal, MaskKind::Options].map(of));
             }
         }
     }
-    kernels.into_iter().flatten()
-}
-
-impl Spec for HopperBackward {
-    fn name(&self) -> String {
-        self.module() + self.mask.suffix()
-    }
-
-    fn module(&self) -> String {
-        let way = match self.way {
-            HopperWay::Sums => "",
-            HopperWay::Stored => "_stored",
-        };
-        let optional = if self.mask.has_options() {
-            "_optional"
-        } else {
-            ""
-        };
-        let dtype = self.dtype.name();
-        format!("backward_hopper{way}{optional}_{dtype}_d{}", self.dim)
-    }
-
-    fn features(&self) -> &'static [Feature] {
-        &[Feature::TensorMaps, Feature::Wgmma]
-    }
-
-    /// Two warpgroups that consume, and one more.
-    fn launch(&self) -> Launch {
-        let bytes = match self.way {
-            HopperWay::Stored if self.is_wide() => Sm90WideMemory::new(0, self.dim).bytes(),
-            _ => Sm90BackwardMemory::new(0, self.queries(), self.dim).bytes(),
-        };
-        Launch::new(3 * 4, 1, bytes)
-    }
-
-    /// 504 registers a thread of each warpgroup: 24 and twice 240.
-    fn instance(&self) -> Instance {
-        let (dt, nt, s) = (self.dim / K, self.queries() / 16, self.stages());
-        let generic = match self.way {
-            HopperWay::Sums => generic! { sm90: DT = dt, NT = nt, QT = 4, GIVEN = 24, TAKEN = 240 },
-            HopperWay::Stored => {
-                generic! { sm90_stored: DT = dt, NT = nt, S = s, GIVEN = 24, TAKEN = 240 }
-            }
-        };
-        let kernel = ("Sm90BackwardParams", "attention::backward");
-        Instance::new(kernel, self.dtype, &self.mask.types(), generic)
-    }
+    kernels.into_iter().flatten().map(HopperBackward::kernel)
 }
 
 #[cfg(test)]
@@ -162,22 +144,24 @@ mod tests {
     #[test]
     fn kernels_fit_their_class() {
         for kernel in all() {
-            assert!(kernel.is_for(Class::Sm90), "{}", kernel.name());
-            assert_eq!(crate::abi::ROW_PADDING % kernel.queries(), 0);
+            assert!(kernel.classes.contains(&Class::Sm90), "{}", kernel.name);
+        }
+        for &(_, [queries, _]) in DIMS {
+            assert_eq!(crate::abi::ROW_PADDING % queries, 0);
         }
     }
 
     /// The number of the job lies behind the memory of either job: a job may write its memory before all have read it.
     #[test]
     fn jobs_of_queries_leave_the_number_of_the_job() {
-        for kernel in all().filter(|kernel| kernel.way == HopperWay::Stored) {
-            let (dim, queries) = (kernel.dim, kernel.queries());
-            let bytes = Sm90QueryMemory::new(0, dim, queries, kernel.stages()).bytes();
-            let number = match kernel.is_wide() {
+        for &(dim, [queries, stages]) in DIMS {
+            let stored = HopperBackward::of(HopperWay::Stored, Dtype::F16, dim, MaskKind::Full);
+            let bytes = Sm90QueryMemory::new(0, dim, queries, stages).bytes();
+            let number = match stored.expect("a kernel").is_wide() {
                 true => Sm90WideMemory::new(0, dim).job(),
                 false => Sm90BackwardMemory::new(0, queries, dim).job(),
             };
-            assert!(bytes <= number, "{}: {bytes} of {number}", kernel.name());
+            assert!(bytes <= number, "{dim}: {bytes} of {number}");
         }
     }
 }

@@ -6,11 +6,14 @@ use std::fmt::{Display, Formatter, Result};
 /// A generic kernel with its types and numbers, which an entry point calls.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Instance {
-    /// The type of the parameter block.
+    /// The type of the parameter block, with `, maps` behind it where the block starts with tensor maps, which must lie at
+    /// multiples of 64.
     pub params: &'static str,
     /// The kernel's module in Rust.
     pub module: String,
-    /// Its types, in their order.
+    /// The type of elements, which is the first of its types; kernels that serve all types have none.
+    pub element: Option<Dtype>,
+    /// Its other types, in their order.
     pub types: Vec<String>,
     /// Its name and numbers.
     pub generic: Generic,
@@ -28,19 +31,18 @@ macro_rules! generic {
 }
 
 impl Instance {
-    /// An instance of a kernel, whose first type is that of elements, if it has one.
+    /// An instance of a kernel with parameters, of a module.
     pub fn new(
         (params, module): (&'static str, &str),
         element: impl Into<Option<Dtype>>,
         types: &[&str],
         generic: Generic,
     ) -> Self {
-        let element = element.into().map(|dtype| format!("{dtype:?}"));
-        let types = types.iter().copied().map(str::to_owned);
         Instance {
             params,
             module: module.to_owned(),
-            types: element.into_iter().chain(types).collect(),
+            element: element.into(),
+            types: types.iter().copied().map(str::to_owned).collect(),
             generic,
         }
     }
@@ -64,7 +66,9 @@ impl Display for Instance {
             .iter()
             .map(|(name, value)| format!("{name} = {value}"));
         let numbers = numbers.collect::<Vec<_>>().join(", ");
-        let types = self.types.join(", ");
+        let element = self.element.map(|dtype| format!("{dtype:?}"));
+        let types: Vec<_> = element.iter().chain(&self.types).cloned().collect();
+        let types = types.join(", ");
         write!(f, "{}::{kernel}<{types}; {numbers}>", self.module)
     }
 }

@@ -2,7 +2,7 @@
 
 use super::class::Class;
 use super::tile::{Tile, Tiles, of_dim};
-use super::{decode, fp8, hopper, latent, sm80, wide};
+use super::{Target, decode, fp8, hopper, latent, sm80, wide};
 use crate::layout::latent::LatentMemory;
 
 /// The axes of a kernel that computes attention.
@@ -33,6 +33,16 @@ pub enum Loop {
     Latent,
     /// By the instructions of Hopper for e4m3.
     Fp8(Levels),
+}
+
+impl Loop {
+    /// The PTX target that has its instructions.
+    pub(super) const fn target(self) -> Target {
+        match self {
+            Loop::Sm80 | Loop::Decode | Loop::Wide => Target::SM80,
+            Loop::DecodeE4m3 | Loop::Hopper | Loop::Latent | Loop::Fp8(_) => Target::SM90A,
+        }
+    }
 }
 
 /// The levels of sums of products of e4m3.
@@ -90,11 +100,12 @@ impl MaskKind {
         self == MaskKind::Options
     }
 
-    /// What it adds to the name of a kernel, whose module has the kernel without a mask, too.
-    pub(super) const fn suffix(self) -> &'static str {
+    /// What it adds to the name of a kernel: before the element type, in those of gradients, and at the end.
+    pub(super) const fn affixes(self) -> [&'static str; 2] {
         match self {
-            MaskKind::Causal => "_causal",
-            _ => "",
+            MaskKind::Full | MaskKind::Either => ["", ""],
+            MaskKind::Causal => ["", "_causal"],
+            MaskKind::Options => ["optional_", ""],
         }
     }
 
@@ -110,43 +121,27 @@ impl MaskKind {
 }
 
 impl Kind {
-    /// All kinds; a [module](super::Spec::module) has the kinds that stand together.
-    pub(super) const ALL: [&[Self]; 16] = [
-        &Kind::with_masks(Loop::Sm80),
-        &[Kind::of_group(Loop::Sm80)],
-        &[Kind::of_group(Loop::Decode)],
-        &[Kind::of_head(Loop::Wide, MaskKind::Either)],
-        &Kind::with_masks(Loop::Hopper),
-        &[Kind::of_group(Loop::Hopper)],
-        &[Kind::of_head(Loop::Sm80, MaskKind::Options)],
-        &[Kind::of_head(Loop::Hopper, MaskKind::Options)],
-        &[Kind::of_head(Loop::Wide, MaskKind::Options)],
-        &[Kind::DECODE_OPTIONS],
-        &[Kind::LATENT],
-        &Kind::with_masks(Loop::Fp8(Levels::One)),
-        &Kind::with_masks(Loop::Fp8(Levels::Two)),
-        &[Kind::of_head(Loop::Fp8(Levels::One), MaskKind::Options)],
-        &[Kind::of_head(Loop::Fp8(Levels::Two), MaskKind::Options)],
-        &[Kind::DECODE_E4M3],
+    /// All kinds, by what the names of their kernels begin with: grouped rows are called packed there. Kinds of one name differ in
+    /// their masks.
+    #[rustfmt::skip]
+    pub(super) const ALL: [(&str, &[Self]); 16] = [
+        ("forward", &Kind::with_masks(Loop::Sm80)),
+        ("packed", &[Kind::of_group(Loop::Sm80, MaskKind::Either)]),
+        ("decode", &[Kind::of_group(Loop::Decode, MaskKind::Either)]),
+        ("wide", &[Kind::of_head(Loop::Wide, MaskKind::Either)]),
+        ("hopper", &Kind::with_masks(Loop::Hopper)),
+        ("hopper_packed", &[Kind::of_group(Loop::Hopper, MaskKind::Either)]),
+        ("optional", &[Kind::of_head(Loop::Sm80, MaskKind::Options)]),
+        ("hopper_optional", &[Kind::of_head(Loop::Hopper, MaskKind::Options)]),
+        ("wide_optional", &[Kind::of_head(Loop::Wide, MaskKind::Options)]),
+        ("decode_optional", &[Kind::of_group(Loop::Decode, MaskKind::Options)]),
+        ("latent", &[Kind::of_group(Loop::Latent, MaskKind::Options)]),
+        ("fp8", &Kind::with_masks(Loop::Fp8(Levels::One))),
+        ("fp8_two_levels", &Kind::with_masks(Loop::Fp8(Levels::Two))),
+        ("fp8_optional", &[Kind::of_head(Loop::Fp8(Levels::One), MaskKind::Options)]),
+        ("fp8_two_levels_optional", &[Kind::of_head(Loop::Fp8(Levels::Two), MaskKind::Options)]),
+        ("decode_e4m3", &[Kind::of_group(Loop::DecodeE4m3, MaskKind::Options)]),
     ];
-
-    /// Few rows on many keys, with options.
-    pub const DECODE_OPTIONS: Self = Kind {
-        mask: MaskKind::Options,
-        ..Kind::of_group(Loop::Decode)
-    };
-
-    /// Few rows on many keys of e4m3, with options.
-    pub const DECODE_E4M3: Self = Kind {
-        main_loop: Loop::DecodeE4m3,
-        ..Self::DECODE_OPTIONS
-    };
-
-    /// Values that are the first part of the keys, with options that do not change scores.
-    pub const LATENT: Self = Kind {
-        mask: MaskKind::Options,
-        ..Kind::of_group(Loop::Latent)
-    };
 
     const fn with_masks(main_loop: Loop) -> [Self; 2] {
         let full = Kind::of_head(main_loop, MaskKind::Full);
@@ -163,11 +158,10 @@ impl Kind {
     }
 
     /// Kernels whose tiles have rows of all heads of a group.
-    pub const fn of_group(main_loop: Loop) -> Self {
+    pub const fn of_group(main_loop: Loop, mask: MaskKind) -> Self {
         Kind {
-            main_loop,
             rows: Rows::Group,
-            mask: MaskKind::Either,
+            ..Kind::of_head(main_loop, mask)
         }
     }
 
@@ -194,28 +188,6 @@ impl Kind {
     /// Whether kernels multiply e4m3.
     pub fn multiplies_e4m3(self) -> bool {
         matches!(self.main_loop, Loop::Fp8(_))
-    }
-
-    /// What the names of its kernels begin with. Grouped rows are called packed there.
-    pub(super) fn name(self) -> &'static str {
-        match (self.main_loop, self.is_grouped(), self.mask.has_options()) {
-            (Loop::Sm80, false, false) => "forward",
-            (Loop::Sm80, true, _) => "packed",
-            (Loop::Sm80, _, true) => "optional",
-            (Loop::Hopper, false, false) => "hopper",
-            (Loop::Hopper, true, _) => "hopper_packed",
-            (Loop::Hopper, _, true) => "hopper_optional",
-            (Loop::Wide, _, false) => "wide",
-            (Loop::Wide, _, true) => "wide_optional",
-            (Loop::Decode, _, false) => "decode",
-            (Loop::Decode, _, true) => "decode_optional",
-            (Loop::DecodeE4m3, _, _) => "decode_e4m3",
-            (Loop::Latent, _, _) => "latent",
-            (Loop::Fp8(Levels::One), _, false) => "fp8",
-            (Loop::Fp8(Levels::One), _, true) => "fp8_optional",
-            (Loop::Fp8(Levels::Two), _, false) => "fp8_two_levels",
-            (Loop::Fp8(Levels::Two), _, true) => "fp8_two_levels_optional",
-        }
     }
 
     /// The tables of tiles for a class's devices; the last one has all head dims.
@@ -266,7 +238,7 @@ mod tests {
     /// A tile of a head dim that the last table lacks would serve no call.
     #[test]
     fn tables_have_the_same_dims() {
-        for kind in Kind::ALL.into_iter().flatten() {
+        for kind in Kind::ALL.into_iter().flat_map(|(_, kinds)| kinds) {
             assert!(kind.dims().is_sorted());
             for &class in Class::ALL {
                 assert!(kind.dims().all(|dim| kind.tile(class, dim).is_some()));

@@ -1,19 +1,14 @@
 //! The tile of latent attention, where values are the first part of the keys.
 
 use super::tile::{Tile, Tiles};
-use crate::layout::latent::LatentMemory;
+use crate::layout::latent::LatentMemory as Memory;
 
 /// A step is a stage of each of two warpgroups; a third one produces.
 pub(super) const SM90: Tiles = &[(
-    LatentMemory::DIM,
+    Memory::DIM,
     Tile {
         q_slices: 8,
-        ..Tile::new(
-            LatentMemory::ROWS,
-            2 * LatentMemory::KEYS,
-            12,
-            LatentMemory::STAGES,
-        )
+        ..Tile::new(Memory::ROWS, 2 * Memory::KEYS, 12, Memory::STAGES)
     },
 )];
 

@@ -19,7 +19,7 @@
 mod auxiliary;
 mod backward;
 pub mod class;
-mod custom;
+pub mod custom;
 mod decode;
 mod forward;
 mod fp8;
@@ -29,6 +29,7 @@ mod hopper_backward;
 mod instance;
 mod kind;
 mod latent;
+mod roles;
 pub mod select;
 mod sm80;
 mod target;
@@ -37,13 +38,12 @@ mod wide;
 
 pub use auxiliary::Auxiliary;
 pub use backward::{Backward, BackwardMain, BackwardTile, SumBias};
-pub use custom::Custom;
 pub use forward::{Forward, HEAD_DIMS, MAX_HEAD_DIM, WIDE_DIMS};
 pub use gemm::{Gemm, GemmKind, GemmTile};
 pub use hopper_backward::{HopperBackward, HopperWay};
 pub use instance::{Generic, Instance};
 pub use kind::{Kind, Levels, Loop, MaskKind, Rows};
-pub use target::{Feature, Target};
+pub use target::Target;
 pub use tile::Tile;
 
 use class::Class;
@@ -85,14 +85,6 @@ pub enum Accumulation {
 }
 
 impl Accumulation {
-    /// All types.
-    pub const ALL: [Self; 2] = [Accumulation::Half, Accumulation::Single];
-
-    /// The type of this name.
-    pub fn named(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|sums| sums.name() == name)
-    }
-
     /// The name used in kernel names, on the command line and in results.
     pub const fn name(self) -> &'static str {
         match self {
@@ -139,65 +131,67 @@ pub struct Code {
     pub most_spills: u32,
 }
 
-/// The specification of a kernel, of whatever family and crate.
-pub trait Spec: Sync {
+/// The specification of a kernel, of whatever family and crate: its row.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Spec {
     /// The entry point's symbol in the PTX and the name on the command line.
-    fn name(&self) -> String;
-
-    /// The PTX module that the kernel lives in: all its kernels are for the same devices.
-    fn module(&self) -> String {
-        self.name()
-    }
-
-    /// The instructions that decide its target.
-    fn features(&self) -> &'static [Feature] {
-        &[]
-    }
-
-    /// What a launch needs.
-    fn launch(&self) -> Launch;
-
-    /// What the entry point calls.
-    fn instance(&self) -> Instance;
-
-    /// Whether the library may take the kernel on devices of a class.
-    fn is_for(&self, class: Class) -> bool {
-        let fits = self.shared_bytes() <= class.shared_memory().block;
-        fits && self.target().runs_on(class.compute_capability())
-    }
-
-    /// The kernel whose instructions of whole warps this one has, but for [some](Code::shuffles_left_out).
-    fn counted_as(&self) -> String {
-        self.name()
-    }
-
-    /// What its machine code may be like.
-    fn code(&self) -> Code {
-        Code::default()
-    }
-
+    pub name: &'static str,
+    /// The PTX module that the kernel lives in, with the one for the causal mask: all are for the same devices.
+    pub module: &'static str,
     /// PTX target.
-    fn target(&self) -> Target {
-        Target::with(self.features())
+    pub target: Target,
+    /// The classes of devices on which the library may take the kernel, in the order of [`Class::ALL`].
+    pub classes: Vec<Class>,
+    /// What a launch needs.
+    pub launch: Launch,
+    /// What the entry point calls.
+    pub instance: Instance,
+    /// The kernel whose instructions of whole warps this one has, but for [some](Code::shuffles_left_out).
+    pub counted_as: &'static str,
+    /// What its machine code may be like.
+    pub code: Code,
+}
+
+impl Spec {
+    /// A kernel for all devices that run the target and have the shared memory. Its name stays for the rest of the program.
+    pub fn new(name: String, target: Target, launch: Launch, instance: Instance) -> Self {
+        let name: &'static str = name.leak();
+        let classes = Class::ALL.iter().copied().filter(|class| {
+            let fits = launch.shared_bytes <= class.shared_memory().block;
+            fits && target.runs_on(class.compute_capability())
+        });
+        Spec {
+            name,
+            module: name.trim_end_matches("_causal"),
+            target,
+            classes: classes.collect(),
+            launch,
+            instance,
+            counted_as: name,
+            code: Code::default(),
+        }
+    }
+
+    /// The first class of devices that the kernel is for: others may lack the shared memory.
+    ///
+    /// # Panics
+    /// If it is for none.
+    pub fn class(&self) -> Class {
+        self.classes[0]
+    }
+
+    /// Element type; kernels that serve all types have none.
+    pub fn dtype(&self) -> Option<Dtype> {
+        self.instance.element
     }
 
     /// Whether the parameter block starts with tensor maps.
-    fn takes_maps(&self) -> bool {
-        self.features().contains(&Feature::TensorMaps)
-    }
-
-    /// [`Launch::threads`].
-    fn threads(&self) -> u32 {
-        self.launch().threads
-    }
-
-    /// [`Launch::shared_bytes`].
-    fn shared_bytes(&self) -> u32 {
-        self.launch().shared_bytes
+    pub fn takes_maps(&self) -> bool {
+        self.instance.params.ends_with(", maps")
     }
 }
 
-/// The specification of a kernel, by family.
+/// The axes of a kernel, by family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Family {
     /// Attention.
@@ -212,61 +206,17 @@ pub enum Family {
     Auxiliary(Auxiliary),
 }
 
-impl Family {
-    /// The kernel's specification, of whatever family.
-    pub fn spec(&self) -> &(dyn Spec + 'static) {
-        match self {
-            Family::Forward(spec) => spec,
-            Family::Backward(spec) => spec,
-            Family::HopperBackward(spec) => spec,
-            Family::Gemm(spec) => spec,
-            Family::Auxiliary(spec) => spec,
-        }
-    }
-}
-
-/// A kernel: its specification and the names derived from it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+/// A kernel of the catalog: its axes, and the specification that follows from them.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Kernel {
-    /// [`Spec::name`].
-    pub name: &'static str,
-    /// [`Spec::module`].
-    pub module: &'static str,
-    /// The specification.
+    /// The axes.
     pub family: Family,
+    /// The specification.
+    pub spec: Spec,
 }
 
 impl Kernel {
-    /// The kernel of a specification. Its names stay for the rest of the program.
-    pub fn new(family: Family) -> Self {
-        Kernel {
-            name: family.spec().name().leak(),
-            module: family.spec().module().leak(),
-            family,
-        }
-    }
-
-    /// The first class of devices that the kernel is for: others may lack the shared memory.
-    ///
-    /// # Panics
-    /// If it is for none.
-    pub fn class(&self) -> Class {
-        let class = Class::ALL.iter().find(|class| self.is_for(**class));
-        *class.expect("of some class")
-    }
-
-    /// Element type; kernels that serve all types have none.
-    pub fn dtype(&self) -> Option<Dtype> {
-        match self.family {
-            Family::Forward(Forward { dtype, .. })
-            | Family::HopperBackward(HopperBackward { dtype, .. })
-            | Family::Gemm(Gemm { dtype, .. }) => Some(dtype),
-            Family::Backward(backward) => backward.dtype(),
-            Family::Auxiliary(auxiliary) => auxiliary.dtype(),
-        }
-    }
-
-    /// The specification of a kernel that computes attention.
+    /// The axes of a kernel that computes attention.
     pub fn forward(&self) -> Option<&Forward> {
         match &self.family {
             Family::Forward(forward) => Some(forward),
@@ -274,7 +224,7 @@ impl Kernel {
         }
     }
 
-    /// The specification of a matrix product.
+    /// The axes of a matrix product.
     pub fn gemm(&self) -> Option<&Gemm> {
         match &self.family {
             Family::Gemm(gemm) => Some(gemm),
@@ -285,10 +235,10 @@ impl Kernel {
 
 /// A kernel answers as its specification.
 impl Deref for Kernel {
-    type Target = dyn Spec;
+    type Target = Spec;
 
-    fn deref(&self) -> &Self::Target {
-        self.family.spec()
+    fn deref(&self) -> &Spec {
+        &self.spec
     }
 }
 
@@ -305,22 +255,19 @@ fn distinct<T: PartialEq>(kernels: impl IntoIterator<Item = T>) -> Vec<T> {
 
 /// Every kernel.
 pub static KERNELS: LazyLock<Vec<Kernel>> = LazyLock::new(|| {
-    let families = forward::all().into_iter().map(Family::Forward);
-    let families = families.chain(auxiliary::all().map(Family::Auxiliary));
-    let families = families.chain(backward::all().into_iter().map(Family::Backward));
-    let families = families.chain(hopper_backward::all().map(Family::HopperBackward));
-    let families = families.chain(gemm::all().map(Family::Gemm));
-    let families = families.chain([Family::Auxiliary(Auxiliary::BulkCopy)]);
-    families.map(Kernel::new).collect()
+    let forward = forward::all().chain(auxiliary::all());
+    let backward = backward::all().chain(hopper_backward::all());
+    let others = gemm::all().chain([auxiliary::bulk_copy()]);
+    forward.chain(backward).chain(others).collect()
 });
 
-/// Every kernel by its specification: plans look up several.
+/// Every kernel by its axes: plans look up several.
 static BY_FAMILY: LazyLock<HashMap<Family, &Kernel, FixedState>> = LazyLock::new(|| {
     let kernels = KERNELS.iter();
     kernels.map(|kernel| (kernel.family, kernel)).collect()
 });
 
-/// The kernel of a specification.
+/// The kernel of these axes.
 ///
 /// # Panics
 /// If the catalog lacks it.
@@ -372,10 +319,8 @@ mod tests {
     fn a_module_is_for_the_same_devices() {
         for kernel in KERNELS.iter() {
             for other in KERNELS.iter().filter(|k| k.module == kernel.module) {
-                assert_eq!(kernel.target(), other.target());
-                for &class in Class::ALL {
-                    assert_eq!(kernel.is_for(class), other.is_for(class), "{}", other.name);
-                }
+                assert_eq!(kernel.target, other.target);
+                assert_eq!(kernel.classes, other.classes, "{}", other.name);
             }
         }
     }

@@ -3,7 +3,7 @@
 use crate::abi::MAX_SEQLEN;
 use crate::catalog::class::Class;
 use crate::catalog::{
-    Dtype, Family, Forward, HEAD_DIMS, Kernel, Kind, Levels, Loop, MaskKind, Spec, kernel,
+    Dtype, Family, Forward, HEAD_DIMS, Kernel, Kind, Levels, Loop, MaskKind, kernel,
 };
 
 /// The properties of a call that choose its kernel.
@@ -15,21 +15,17 @@ pub struct Request {
     pub dim: u32,
     /// Elements of a row of v and o: `dim` without options.
     pub dim_v: u32,
-    /// Whether query `i` sees only keys up to `i + seqlen_kv - seqlen_q`.
-    pub causal: bool,
-    /// Whether the call has [options](crate::abi::Options) that plain kernels lack, beside a cache.
-    pub optional: bool,
-    /// Whether one of these has an element for each pair of query and key, or rows of v and o have another length.
+    /// The mask: [`MaskKind::Options`] of a call with [options](crate::abi::Options) that plain kernels lack, beside a cache.
+    pub mask: MaskKind,
+    /// Whether an option has an element for each pair of query and key, or rows of v and o have another length.
     pub has_pairs: bool,
     /// Whether batch entries name the entries of a [cache](crate::abi::Options::cache), which decode kernels and kernels with
     /// options read.
     pub cached: bool,
     /// Whether v is the first part of k, in memory too, and no option changes scores.
     pub values_in_keys: bool,
-    /// Whether it is to multiply e4m3.
-    pub fp8: bool,
-    /// Whether inputs are e4m3 already, and values keep their mean.
-    pub e4m3: bool,
+    /// The levels of sums, if it is to multiply e4m3: two where inputs are e4m3 already, and values keep their mean.
+    pub fp8: Option<Levels>,
     /// Whether k and v are of e4m3.
     pub e4m3_cache: bool,
     /// Whether one kernel serves all numbers of queries, of options and head dims like these.
@@ -64,12 +60,15 @@ pub fn select(request: &Request) -> Option<&'static Kernel> {
 /// kernel with options, or the one for other devices.
 fn best(request: &Request) -> Option<Forward> {
     let of = |kind: Kind| {
+        let target = kind.main_loop.target();
         let dim = kind.smallest(request.dim, request.dim_v)?;
         let forward = Forward::of(kind, request.dtype, dim, request.class)?;
-        let runs = forward.target().runs_on(request.compute_capability);
-        runs.then_some(forward)
+        target
+            .runs_on(request.compute_capability)
+            .then_some(forward)
     };
     let of_head = |main_loop, mask| of(Kind::of_head(main_loop, mask));
+    let of_group = |main_loop, mask| of(Kind::of_group(main_loop, mask));
     let with_options = || {
         let other = match is_wide(request.dim.max(request.dim_v)) {
             true => Loop::Wide,
@@ -77,33 +76,24 @@ fn best(request: &Request) -> Option<Forward> {
         };
         of_head(Loop::Hopper, MaskKind::Options).or(of_head(other, MaskKind::Options))
     };
-    if request.fp8 {
-        let levels = match request.e4m3 {
-            true => Levels::Two,
-            false => Levels::One,
-        };
-        let mask = match request.optional {
-            true => MaskKind::Options,
-            false => MaskKind::of(request.causal),
-        };
-        return of_head(Loop::Fp8(levels), mask);
+    if let Some(levels) = request.fp8 {
+        return of_head(Loop::Fp8(levels), request.mask);
     }
     if request.e4m3_cache {
-        return of(Kind::DECODE_E4M3);
+        return of_group(Loop::DecodeE4m3, MaskKind::Options);
     }
     let rows = u64::from(request.seqlen_q) * u64::from(request.group);
     if request.values_in_keys
         && rows <= u64::from(MAX_SEQLEN)
-        && let Some(latent) = of(Kind::LATENT)
+        && let Some(latent) = of_group(Loop::Latent, MaskKind::Options)
     {
         return Some(latent);
     }
-    let mask = MaskKind::of(request.causal);
-    let hopper = of_head(Loop::Hopper, mask);
-    if request.optional || request.cached && is_wide(request.dim) {
+    let hopper = of_head(Loop::Hopper, request.mask);
+    if request.mask.has_options() || request.cached && is_wide(request.dim) {
         let other = with_options();
         let is_hopper = other.is_some_and(|other| other.kind.main_loop == Loop::Hopper);
-        let decode = of(Kind::DECODE_OPTIONS).filter(|decode| {
+        let decode = of_group(Loop::Decode, MaskKind::Options).filter(|decode| {
             let most = match request.group {
                 // Hopper's kernel was 1.06 times as fast with 64 rows, and level with 8.
                 1 if is_hopper => decode.tile.q_rows / 2,
@@ -118,8 +108,9 @@ fn best(request: &Request) -> Option<Forward> {
         let hopper = hopper.filter(|hopper| request.seqlen_q > hopper.tile.q_rows / 2);
         return hopper.or(of_head(Loop::Wide, MaskKind::Either));
     }
-    let decode = of(Kind::of_group(Loop::Decode))?;
-    let hopper_group = of(Kind::of_group(Loop::Hopper)).filter(|_| request.dim > MMA_GROUP_DIM);
+    let decode = of_group(Loop::Decode, MaskKind::Either)?;
+    let hopper_group =
+        of_group(Loop::Hopper, MaskKind::Either).filter(|_| request.dim > MMA_GROUP_DIM);
     let shares_tiles = hopper_group.is_some() && request.group > 1;
     let decode_rows = match decode.dim {
         // Products take the time, from half a tile of rows on: with 64 rows grouped kernels were 1.28 times as fast on
@@ -131,7 +122,7 @@ fn best(request: &Request) -> Option<Forward> {
         128 if shares_tiles => decode.tile.q_rows / 4 * 3,
         _ => decode.tile.q_rows,
     };
-    let sm80 = of_head(Loop::Sm80, mask)?;
+    let sm80 = of_head(Loop::Sm80, request.mask)?;
     let alone = hopper.unwrap_or(sm80);
     // A padded grouped kernel has to win by more.
     let half = match hopper_group {
@@ -143,7 +134,7 @@ fn best(request: &Request) -> Option<Forward> {
     } else if request.cached {
         with_options()
     } else if request.group > 1 && request.seqlen_q <= half && rows <= u64::from(MAX_SEQLEN) {
-        hopper_group.or(of(Kind::of_group(Loop::Sm80)))
+        hopper_group.or(of_group(Loop::Sm80, MaskKind::Either))
     } else {
         Some(alone)
     }
@@ -160,13 +151,11 @@ mod tests {
             dtype: Dtype::F16,
             dim,
             dim_v: dim,
-            causal: true,
-            optional: false,
+            mask: MaskKind::Causal,
             has_pairs: false,
             cached: false,
             values_in_keys: false,
-            fp8: false,
-            e4m3: false,
+            fp8: None,
             e4m3_cache: false,
             invariant: false,
             seqlen_q,
@@ -279,11 +268,11 @@ mod tests {
             (4096, ..=512) if is_hopper => Kind::of_head(Loop::Hopper, mask),
             (_, 257..) => Kind::of_head(Loop::Wide, MaskKind::Either),
             (4096, _) => Kind::of_head(Loop::Sm80, mask),
-            (1, _) => Kind::of_group(Loop::Decode),
-            (_, 33..) if is_hopper => Kind::of_group(Loop::Hopper),
-            _ => Kind::of_group(Loop::Sm80),
+            (1, _) => Kind::of_group(Loop::Decode, MaskKind::Either),
+            (_, 33..) if is_hopper => Kind::of_group(Loop::Hopper, MaskKind::Either),
+            _ => Kind::of_group(Loop::Sm80, MaskKind::Either),
         };
-        let padded = match kind == Kind::of_group(Loop::Hopper) {
+        let padded = match kind == Kind::of_group(Loop::Hopper, MaskKind::Either) {
             true => dim.max(64).next_power_of_two(),
             false => {
                 let dims = HEAD_DIMS.iter().chain(WIDE_DIMS);
@@ -307,7 +296,7 @@ mod tests {
             {
                 let kernel = select(&Request {
                     dtype,
-                    causal,
+                    mask: MaskKind::of(causal),
                     compute_capability,
                     class: Class::of(compute_capability, class.shared_memory()),
                     ..request(dim, seqlen_q, group)
@@ -333,7 +322,7 @@ mod tests {
             (65, 1, false, hopper, "optional_f16_d128"),
         ] {
             let request = Request {
-                optional: true,
+                mask: MaskKind::Options,
                 has_pairs,
                 ..request(128, seqlen_q, group)
             };
@@ -345,8 +334,8 @@ mod tests {
     #[test]
     fn dtype_and_mask_decide() {
         let long = request(40, 4096, 1);
-        let causal = false;
-        assert_eq!(name(Request { causal, ..long }), "hopper_f16_d64");
+        let mask = MaskKind::Full;
+        assert_eq!(name(Request { mask, ..long }), "hopper_f16_d64");
         let dtype = Dtype::Bf16;
         let few = request(136, 1, 4);
         assert_eq!(name(Request { dtype, ..few }), "decode_bf16_d192");
@@ -394,7 +383,7 @@ mod tests {
             for (seqlen_q, group) in [(1, 16), (4, 16), (1, 128), (4096, 16)] {
                 let request = Request {
                     dim_v,
-                    optional: true,
+                    mask: MaskKind::Options,
                     has_pairs: dim_v != dim,
                     values_in_keys,
                     ..request(dim, seqlen_q, group)
@@ -410,17 +399,17 @@ mod tests {
     fn fp8_has_its_kernels() {
         for (dim, expected) in [(8, "f16_d64"), (128, "f16_d128"), (136, "f16_d256")] {
             let request = Request {
-                fp8: true,
+                fp8: Some(Levels::One),
                 ..request(dim, 4096, 4)
             };
             assert_eq!(name(request), format!("fp8_{expected}_causal"));
             let with_options = Request {
-                optional: true,
+                mask: MaskKind::Options,
                 ..request
             };
             assert_eq!(name(with_options), format!("fp8_optional_{expected}"));
             let of_e4m3 = Request {
-                e4m3: true,
+                fp8: Some(Levels::Two),
                 ..with_options
             };
             let name_of_e4m3 = format!("fp8_two_levels_optional_{expected}");
@@ -446,7 +435,7 @@ mod tests {
         ] {
             let request = Request {
                 e4m3_cache: true,
-                optional: true,
+                mask: MaskKind::Options,
                 ..request(dim, seqlen_q, 4)
             };
             assert_eq!(name(request), expected);
@@ -484,7 +473,7 @@ mod tests {
         ] {
             let request = Request {
                 dim_v,
-                optional: true,
+                mask: MaskKind::Options,
                 ..request(dim, 4096, 1)
             };
             assert_eq!(name(request), hopper);

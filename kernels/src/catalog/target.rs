@@ -1,17 +1,4 @@
-//! PTX targets, and the instructions that they have.
-
-/// Instructions that not all devices have.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Feature {
-    /// Copies of bytes by the copy engine.
-    BulkCopies,
-    /// Copies of boxes by tensor maps. The parameter block starts with the maps, which must lie at multiples of 64.
-    TensorMaps,
-    /// Products of whole warpgroups.
-    Wgmma,
-    /// Numbers of e4m3.
-    Fp8,
-}
+//! PTX targets, and the devices that run them.
 
 /// The target that the PTX of a kernel is compiled for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -26,7 +13,6 @@ pub struct Target {
     pub is_portable: bool,
     /// The devices that run it, in words.
     pub devices: &'static str,
-    features: &'static [Feature],
 }
 
 impl Target {
@@ -37,40 +23,20 @@ impl Target {
         first: (8, 0),
         is_portable: true,
         devices: "8.0 or later",
-        features: &[],
     };
 
-    /// Compute capability 9.0 alone: the `a` marks instructions that no other device has.
-    const SM90A: Self = Target {
+    /// Compute capability 9.0 alone, for the copy engine, tensor maps, products of whole warpgroups, and numbers of e4m3. The `a`
+    /// marks instructions that no other device has.
+    pub const SM90A: Self = Target {
         name: "sm_90a",
         ptx_version: "ptx81",
         first: (9, 0),
         is_portable: false,
         devices: "9.0",
-        features: &[
-            Feature::BulkCopies,
-            Feature::TensorMaps,
-            Feature::Wgmma,
-            Feature::Fp8,
-        ],
     };
 
-    /// All targets. A kernel's is the first that has its instructions.
+    /// All targets.
     pub const ALL: &[Self] = &[Self::SM80, Self::SM90A];
-
-    /// The target of a kernel with these instructions.
-    ///
-    /// # Panics
-    /// If no target has them all.
-    pub fn with(features: &[Feature]) -> Self {
-        let has_all = |target: &&Self| features.iter().all(|&feature| target.has(feature));
-        *Self::ALL.iter().find(has_all).expect("a target has them")
-    }
-
-    /// Whether it has instructions.
-    pub fn has(self, feature: Feature) -> bool {
-        self.features.contains(&feature)
-    }
 
     /// Whether devices of a compute capability run the target's PTX.
     pub fn runs_on(self, compute_capability: (i32, i32)) -> bool {
@@ -81,7 +47,7 @@ impl Target {
 
 #[cfg(test)]
 mod tests {
-    use super::{Feature, Target};
+    use super::Target;
 
     #[test]
     fn sm_90a_runs_on_hopper_alone() {
@@ -89,8 +55,8 @@ mod tests {
             [(7, 5), (8, 0), (8, 9), (9, 0), (10, 0), (12, 1)].map(|c| target.runs_on(c))
         };
         let of_all = [false, true, true, true, true, true];
-        assert_eq!(runs(Target::with(&[])), of_all);
+        assert_eq!(runs(Target::SM80), of_all);
         let of_hopper = [false, false, false, true, false, false];
-        assert_eq!(runs(Target::with(&[Feature::Wgmma])), of_hopper);
+        assert_eq!(runs(Target::SM90A), of_hopper);
     }
 }

@@ -262,7 +262,7 @@ impl Draft {
         let is_copy = self.steps.places.contains(&input);
         places.extend(is_copy.then_some(copied));
         let kernel = catalog::kernel(Family::Auxiliary(kernel));
-        let shared_bytes = kernel.shared_bytes();
+        let shared_bytes = kernel.launch.shared_bytes;
         let step = Step::new(kernel.into(), blocks, shared_bytes, params, &places)?;
         self.steps.steps.push(step);
         Ok(())
