@@ -6,7 +6,7 @@ use crate::error::Result;
 use crate::options;
 use crate::tensor::RawTensor;
 use kernels::abi::{Switch, Switches};
-use kernels::catalog::{self, Backward, Family, SumBias};
+use kernels::catalog::{self, Backward, Family};
 
 /// How the gradient of a bias is computed.
 #[derive(Clone, Copy)]
@@ -59,18 +59,15 @@ impl Draft<'_> {
         let (BiasGradient::Summed, Some(d_bias)) = (way, self.args.d_bias) else {
             return Ok(());
         };
-        let (dims, widest) = (SumBias::DIMS.into_iter(), self.problem.widest() as u32);
-        let sums = SumBias {
-            dtype: self.dtype,
-            dim: dims
-                .min_by_key(|&dim| (dim < widest, dim))
-                .expect("there are kernels"),
-        };
+        let (dims, widest) = (Backward::BIAS_DIMS, self.problem.widest() as u32);
+        let dim = dims.into_iter().min_by_key(|&dim| (dim < widest, dim));
+        let dim = dim.expect("there are kernels");
+        let tile = Backward::bias_tile(dim).map(|rows| rows as usize);
         let [batch, heads, queries, keys] = d_bias.shape;
-        let query_tiles = queries.div_ceil(sums.queries() as usize);
-        let key_tiles = keys.div_ceil(SumBias::KEYS as usize);
+        let [key_tiles, query_tiles] = [keys.div_ceil(tile[0]), queries.div_ceil(tile[1])];
         let tiles = [batch, heads, query_tiles, key_tiles].map(|n| n as u128);
-        let kernel = catalog::kernel(Family::Backward(Backward::SumBias(sums)));
+        let sums = Backward::SumBias(self.dtype, dim);
+        let kernel = catalog::kernel(Family::Backward(sums));
         let entry = Entry {
             switches: options::switches(&self.problem, &self.args.options),
             ..kernel.into()

@@ -101,9 +101,8 @@ pub(super) fn all() -> impl Iterator<Item = Kernel> {
         (Ranges, Row("ranges", "RangesParams", "find_ranges::find_ranges", SM80, plain)),
         (Blocks, Row("blocks", "BlockMapParams", "find_blocks::find_blocks", SM80, blocks)),
     ];
-    let of_types = of_types.into_iter();
-    let of_types = of_types.flat_map(|(of, row)| Dtype::ALL.map(|dtype| row.kernel(of(dtype), Some(dtype))));
-    of_types.chain(of_all.map(|(of, row)| row.kernel(of, None)))
+    let of_types = of_types.map(|(of, row)| Dtype::ALL.map(|dtype| row.kernel(of(dtype), Some(dtype))));
+    of_types.into_iter().flatten().chain(of_all.map(|(of, row)| row.kernel(of, None)))
 }
 
 impl Row {

@@ -24,29 +24,8 @@ pub enum Backward {
     Sinks,
     /// Zeros for the gradient of the bias.
     ZeroBias,
-    /// Sums of the gradient of the bias, where axes of it repeat.
-    SumBias(SumBias),
-}
-
-/// The kernel that sums the gradient of a bias over axes that repeat.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct SumBias {
-    /// Element type.
-    pub dtype: Dtype,
-    /// Largest head dim, one of [`DIMS`](Self::DIMS).
-    pub dim: u32,
-}
-
-impl SumBias {
-    /// Largest head dims of the kernels.
-    pub const DIMS: [u32; 3] = [64, 128, 256];
-    /// Keys of a block (Bc): 16 a warp.
-    pub const KEYS: u32 = 16 * Backward::WARPS;
-
-    /// Queries that a block visits at a time (Br): as many as smaller devices have shared memory for.
-    pub const fn queries(self) -> u32 {
-        if self.dim > 128 { 32 } else { 64 }
-    }
+    /// Sums of the gradient of the bias, where axes of it repeat, up to a [head dim](Self::BIAS_DIMS).
+    SumBias(Dtype, u32),
 }
 
 /// The kernel that computes dk, dv and the sums of dq.
@@ -153,14 +132,6 @@ impl BackwardMain {
         Some(*self) == Self::of(self.dtype, self.dim, class, self.mask)
     }
 
-    /// What its name ends with: a tile that `sm_90` does not have is there, `BcxBr`.
-    fn size(&self) -> String {
-        match self.is_for(Class::Sm90) {
-            true => format!("d{}", self.dim),
-            false => format!("d{}_{}x{}", self.dim, self.tile.keys, self.tile.queries),
-        }
-    }
-
     /// Eight warps on a multiprocessor. Shared memory: K, V, and two stages of Q and dO; the stages of dS; two stages of two
     /// statistics of each row; and the job.
     const fn launch(&self) -> Launch {
@@ -187,8 +158,17 @@ impl Backward {
     pub const WARPS: u32 = 4;
     /// Rows of a head that a block prepares.
     pub const PREPARED_ROWS: u32 = 8 * Self::WARPS;
+    /// Largest head dims of the kernels that sum the gradient of a bias.
+    pub const BIAS_DIMS: [u32; 3] = [64, 128, 256];
 
-    /// Element type, the mask whose types it takes, what its name ends with, its launch, and what it calls.
+    /// Keys of a block that sums the gradient of a bias, 16 a warp, and queries that it visits at a time: as many as smaller
+    /// devices have shared memory for.
+    pub const fn bias_tile(dim: u32) -> [u32; 2] {
+        [16 * Self::WARPS, if dim > 128 { 32 } else { 64 }]
+    }
+
+    /// Element type, the mask whose types it takes, what its name ends with, its launch, and what it calls. A tile that `sm_90` does
+    /// not have is in the name: `BcxBr`.
     #[rustfmt::skip]
     fn row(&self) -> (Option<Dtype>, Option<MaskKind>, String, Launch, Generic) {
         let (w, options) = (Self::WARPS, Some(MaskKind::Options));
@@ -207,14 +187,20 @@ impl Backward {
             // A word a warp.
             Backward::Sinks => (None, None, "sinks".into(), Launch::new(16, 1, 4 * 16), generic! { sinks: W = 16 }),
             Backward::ZeroBias => (None, None, "zero_bias".into(), small, generic! { zero_bias: W = w }),
-            Backward::SumBias(sums) => {
-                let (dim, queries) = (sums.dim, sums.queries());
-                let bytes = 2 * BYTES * (SumBias::KEYS + queries) * dim;
+            Backward::SumBias(of, dim) => {
+                let [keys, queries] = Self::bias_tile(dim);
+                let bytes = 2 * BYTES * (keys + queries) * dim;
                 let launch = Launch::new(w, if dim > 128 { 2 } else { 3 }, bytes);
                 let generic = generic! { sum_bias: W = w, DT = dim / K, NT = queries / 16 };
-                (Some(sums.dtype), options, format!("sum_bias_d{dim}"), launch, generic)
+                (Some(of), options, format!("sum_bias_d{dim}"), launch, generic)
             }
-            Backward::Main(main) => (Some(main.dtype), Some(main.mask), main.size(), main.launch(), main.generic()),
+            Backward::Main(main) => {
+                let size = match main.is_for(Class::Sm90) {
+                    true => format!("d{}", main.dim),
+                    false => format!("d{}_{}x{}", main.dim, main.tile.keys, main.tile.queries),
+                };
+                (Some(main.dtype), Some(main.mask), size, main.launch(), main.generic())
+            }
         }
     }
 
@@ -236,7 +222,7 @@ impl Backward {
         // With options the compiler leaves some copies in loops.
         spec.code.copies_vary = mask == Some(MaskKind::Options);
         // Options take registers: at D = 96 the tile of the smaller devices spills, outside the products.
-        if spec.code.copies_vary && matches!(self, Backward::Main(_) | Backward::SumBias(_)) {
+        if spec.code.copies_vary && matches!(self, Backward::Main(_) | Backward::SumBias(..)) {
             spec.code.most_spills = 64;
         }
         let family = Family::Backward(self);
@@ -250,7 +236,7 @@ pub(super) fn all() -> impl Iterator<Item = Kernel> {
     for dtype in Dtype::ALL {
         kernels.extend([Backward::Prepare(dtype), Backward::Convert(dtype)]);
         kernels.extend([Backward::FarSums(dtype), Backward::Far(dtype)]);
-        kernels.extend(SumBias::DIMS.map(|dim| Backward::SumBias(SumBias { dtype, dim })));
+        kernels.extend(Backward::BIAS_DIMS.map(|dim| Backward::SumBias(dtype, dim)));
         for &(dim, _) in TILES {
             for class in [Class::Sm90, Class::Sm80, Class::Sm86, Class::Sm100] {
                 let of = |mask| BackwardMain::of(dtype, dim, class, mask).map(Backward::Main);
@@ -260,7 +246,7 @@ pub(super) fn all() -> impl Iterator<Item = Kernel> {
         }
     }
     kernels.extend([Backward::Sinks, Backward::ZeroBias]);
-    distinct(kernels).into_iter().map(Backward::kernel)
+    distinct(kernels).map(Backward::kernel)
 }
 
 #[cfg(test)]

@@ -17,12 +17,9 @@ pub fn all(of: &str, dims: &[u32]) -> Vec<&'static Spec> {
         let served = HEAD_DIMS.iter().find(|&&served| served >= dim);
         *served.expect("head dims up to 256 have kernels")
     };
-    let of_dtype = |dtype| {
-        dims.iter()
-            .flat_map(move |dim| families(dtype, padded(dim)))
-    };
+    let of_dtype = |dtype| { dims.iter() }.flat_map(move |dim| families(dtype, padded(dim)));
     let families = distinct(Dtype::ALL.into_iter().flat_map(of_dtype));
-    let specs = { families.into_iter() }.map(|family| spec(of, kernel(family)));
+    let specs = families.map(|family| spec(of, kernel(family)));
     specs.map(|spec| &*Box::leak(Box::new(spec))).collect()
 }
 
@@ -33,8 +30,8 @@ pub fn name(of: &str, kernel: &str) -> String {
 
 /// The kernel that a type's crate makes of the catalog's, with its mask and its score.
 fn spec(of: &str, kernel: &Kernel) -> Spec {
-    let (instance, code) = (kernel.instance.clone(), kernel.code);
-    let instance = instance.with("Ranges", &format!("CustomMask<{of}>"));
+    let (name, code) = (name(of, kernel.name), kernel.code);
+    let instance = { kernel.instance.clone() }.with("Ranges", &format!("CustomMask<{of}>"));
     let instance = instance.with("Optional", &format!("CustomScore<{of}>"));
     let code = Code {
         // No gradient of a bias is computed beside a type.
@@ -54,12 +51,7 @@ fn spec(of: &str, kernel: &Kernel) -> Spec {
         classes: kernel.classes.clone(),
         counted_as: kernel.name,
         code,
-        ..Spec::new(
-            name(of, kernel.name),
-            kernel.target,
-            kernel.launch,
-            instance,
-        )
+        ..Spec::new(name, kernel.target, kernel.launch, instance)
     }
 }
 

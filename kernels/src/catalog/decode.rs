@@ -3,9 +3,7 @@
 use super::class::Class;
 use super::kind::MaskKind;
 use super::tile::{Tile, Tiles};
-use crate::layout::element::BYTES;
 
-/// The tables for a class's devices.
 pub(super) fn tables(mask: MaskKind, class: Class) -> &'static [Tiles] {
     match (class, mask.has_options()) {
         (Class::Sm80, false) => &[SM80, SM90],
@@ -72,8 +70,3 @@ const SM86: Tiles = &[
     (128, of_warps(4, [16, 4, 8, 2])),
     (192, of_warps(4, [16, 2, 12, 2])),
 ];
-
-/// Shared memory of a block with a cache of e4m3: the Q tile, and K and V for each stage.
-pub(super) const fn e4m3_bytes(tile: &Tile, dim: u32) -> u32 {
-    (BYTES * tile.q_rows + tile.stages * 2 * tile.keys) * dim
-}

@@ -3,21 +3,19 @@
 use super::class::Class;
 use super::kind::{Kind, Levels, Loop, Rows};
 use super::roles::Roles;
-use super::tile::{Tile, dims};
-use super::{
-    Code, Dtype, Family, Generic, Instance, Kernel, Launch, Spec, decode, distinct, fp8, hopper,
-    latent, sm80, wide,
-};
+use super::tile::Tile;
+use super::{Code, Dtype, Family, Generic, Instance, Kernel, Launch, Spec, distinct, fp8, hopper};
 use crate::generic;
-use crate::layout::element::K;
+use crate::layout::element::{BYTES, K};
 use crate::layout::latent::LatentMemory;
 use crate::layout::sm90::Sm90Memory;
+use crate::layout::wide::WideMemory;
 
 /// Head dims of all kernels but the wide ones, ascending.
-pub const HEAD_DIMS: &[u32] = &dims::<_, { sm80::SM90.len() }>(sm80::SM90);
+pub const HEAD_DIMS: &[u32] = &[32, 64, 96, 128, 192, 256];
 
 /// Head dims of the wide kernels, ascending.
-pub const WIDE_DIMS: &[u32] = &dims::<_, { wide::SM90.len() }>(wide::SM90);
+pub const WIDE_DIMS: &[u32] = &[384, 512, 768, 1024];
 
 /// The largest head dim.
 pub const MAX_HEAD_DIM: u32 = WIDE_DIMS[WIDE_DIMS.len() - 1];
@@ -94,8 +92,13 @@ impl Forward {
         let (tile, dim, [_, score]) = (&self.tile, self.dim, self.kind.types());
         match self.kind.main_loop {
             Loop::Sm80 | Loop::Decode => ("ForwardParams", vec![score], tile.shared_bytes(dim)),
-            Loop::Wide => ("ForwardParams", vec![score], wide::memory(tile, dim).bytes),
-            Loop::DecodeE4m3 => ("E4m3Params", vec![], decode::e4m3_bytes(tile, dim)),
+            Loop::Wide => {
+                let keys = [tile.keys, tile.keys / tile.v_slices];
+                let memory = WideMemory::new(tile.q_rows, keys, tile.team, tile.stages, dim);
+                ("ForwardParams", vec![score], memory.bytes)
+            }
+            // The Q tile, and K and V for each stage.
+            Loop::DecodeE4m3 => ("E4m3Params", vec![], (BYTES * tile.q_rows + tile.stages * 2 * tile.keys) * dim),
             Loop::Hopper => ("Sm90Params, maps", vec![score, "Unwatched"], hopper::shared_bytes(tile, dim)),
             Loop::Latent => ("Sm90Params, maps", vec![score], LatentMemory::new(0).bytes()),
             Loop::Fp8(levels) => {
@@ -130,9 +133,11 @@ impl Forward {
                     NQ = roles.q_slots, S = s, GIVEN = roles.given, TAKEN = roles.taken
                 }
             }
-            Loop::Latent => generic! { latent:
-                OT = LatentMemory::DIM_V / 2 / 16, NT = kt / 2, QT = qt, S = s, GIVEN = latent::GIVEN, TAKEN = latent::TAKEN
-            },
+            Loop::Latent => {
+                let Roles { given, taken, .. } = self.roles();
+                let ot = LatentMemory::DIM_V / 2 / 16;
+                generic! { latent: OT = ot, NT = kt / 2, QT = qt, S = s, GIVEN = given, TAKEN = taken }
+            }
             Loop::Fp8(_) => {
                 let roles = self.roles();
                 generic! { fp8:
@@ -211,9 +216,7 @@ pub(super) fn all() -> impl Iterator<Item = Kernel> {
                 kernels.extend(kinds.iter().filter_map(of));
             }
         }
-        distinct(kernels)
-            .into_iter()
-            .map(|forward| forward.kernel(name))
+        distinct(kernels).map(|forward| forward.kernel(name))
     })
 }
 
@@ -263,7 +266,7 @@ mod tests {
             let (tile, dim) = (kernel.tile, kernel.dim);
             let [rows, keys] = [tile.q_rows / tile.warps, tile.keys / tile.team];
             let suits = match kernel.kind.main_loop {
-                Loop::Hopper | Loop::Fp8(_) => {
+                Loop::Hopper | Loop::Latent | Loop::Fp8(_) => {
                     // The registers of a multiprocessor, in the granularity of an allocation.
                     let at_launch = (65536 / (32 * tile.warps)).min(255) / 8 * 8;
                     let roles = kernel.roles();
@@ -283,10 +286,6 @@ mod tests {
                         && in_stages
                         && in_slices
                         && tile.keys.is_multiple_of(16 * tile.v_slices)
-                }
-                Loop::Latent => {
-                    let at_launch = 65536 / (32 * tile.warps) / 8 * 8;
-                    latent::GIVEN + 2 * latent::TAKEN <= 3 * at_launch
                 }
                 // Two buffers each for K and V, or one.
                 Loop::Sm80 => tile.stages == if tile.team == 1 { 2 } else { 1 },

@@ -39,7 +39,6 @@ pub(super) const fn outer(levels: Levels, dim: u32) -> (&'static str, u32) {
     }
 }
 
-/// Shared memory of a tile's block.
 pub(super) fn memory(levels: Levels, tile: &Tile, dim: u32) -> Fp8Memory {
     let slots = Roles::new(Loop::Fp8(levels), tile).q_slots;
     let (_, outer_bytes) = outer(levels, dim);

@@ -74,7 +74,6 @@ const fn tile(rows: u32, columns: u32, depth: u32, stages: u32) -> GemmTile {
     }
 }
 
-/// All matrix products.
 pub(super) fn all() -> impl Iterator<Item = Kernel> {
     let tiles = TILES.into_iter();
     let tiles = tiles.flat_map(|(kind, tiles)| tiles.iter().map(move |tile| (kind, *tile)));
@@ -95,12 +94,8 @@ pub(super) fn all() -> impl Iterator<Item = Kernel> {
 impl Gemm {
     /// The kernel. Shared memory: the tiles of A and B of each stage; later C, or on Hopper two barriers a stage.
     fn kernel(self) -> Kernel {
-        let GemmTile {
-            rows,
-            columns,
-            depth,
-            stages: s,
-        } = self.tile;
+        let (tile, s) = (self.tile, self.tile.stages);
+        let (rows, columns, depth) = (tile.rows, tile.columns, tile.depth);
         let ring = s * (rows + columns) * depth * BYTES;
         let sums = format!("{:?}", self.accumulation);
         let types = format!("{}_{}", self.dtype.name(), self.accumulation.name());
@@ -122,12 +117,8 @@ impl Gemm {
             GemmKind::Multistage => {
                 let generic =
                     generic! { multistage: WM = wm, WN = wn, MT = mt, NT = nt, KT = kt, S = s };
-                (
-                    format!("gemm_{size}"),
-                    0,
-                    ring.max(rows * columns * BYTES),
-                    generic,
-                )
+                let bytes = ring.max(rows * columns * BYTES);
+                (format!("gemm_{size}"), 0, bytes, generic)
             }
             // A launch gives each of 256 threads 256 registers, and each of 384 threads 168.
             GemmKind::Hopper => {

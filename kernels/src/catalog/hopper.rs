@@ -5,7 +5,6 @@ use super::roles::{ROWS, Roles, of_roles};
 use super::tile::{Tile, Tiles};
 use crate::layout::sm90::Sm90Memory;
 
-/// The tables of tiles.
 pub(super) const fn tables(rows: Rows, mask: MaskKind) -> &'static [Tiles] {
     match (rows, mask) {
         (Rows::Group, _) => &[GROUP],
@@ -58,7 +57,6 @@ const GROUP: Tiles = &[
     (256, of_roles(2, 64, 2)),
 ];
 
-/// Shared memory of a tile's block.
 pub(super) fn memory(tile: &Tile, dim: u32) -> Sm90Memory {
     let q_rows = Roles::new(Loop::Hopper, tile).q_slots * ROWS;
     let sizes = [q_rows, tile.keys, dim, dim / tile.team];

@@ -79,13 +79,10 @@ impl HopperBackward {
 
     /// Keys of a block that computes dk and dv. Boxes of k and v have as many rows.
     pub const fn keys(&self) -> u32 {
-        match self.way {
-            HopperWay::Stored if self.is_wide() => 64,
-            _ => Self::TILE,
-        }
+        if self.is_wide() { 64 } else { Self::TILE }
     }
 
-    /// Whether one warpgroup has dv, and the other dk.
+    /// Whether one warpgroup has dv, and the other dk; then dS is stored.
     const fn is_wide(&self) -> bool {
         self.dim > 128
     }
@@ -95,33 +92,29 @@ impl HopperBackward {
         let (dim, dtype, mask) = (self.dim, self.dtype, self.mask);
         let (dt, [queries, s]) = (dim / K, self.tile());
         let nt = queries / 16;
-        let (way, generic) = match self.way {
-            HopperWay::Sums => (
-                "",
-                generic! { sm90: DT = dt, NT = nt, QT = 4, GIVEN = 24, TAKEN = 240 },
-            ),
-            HopperWay::Stored => (
-                "stored_",
-                generic! { sm90_stored: DT = dt, NT = nt, S = s, GIVEN = 24, TAKEN = 240 },
-            ),
+        let generic = match self.way {
+            HopperWay::Sums => generic! { sm90: DT = dt, NT = nt, QT = 4, GIVEN = 24, TAKEN = 240 },
+            HopperWay::Stored => {
+                generic! { sm90_stored: DT = dt, NT = nt, S = s, GIVEN = 24, TAKEN = 240 }
+            }
         };
-        let bytes = match self.way {
-            HopperWay::Stored if self.is_wide() => Sm90WideMemory::new(0, dim).bytes(),
-            _ => Sm90BackwardMemory::new(0, queries, dim).bytes(),
+        let way = generic.0.trim_start_matches("sm90");
+        let bytes = match self.is_wide() {
+            true => Sm90WideMemory::new(0, dim).bytes(),
+            false => Sm90BackwardMemory::new(0, queries, dim).bytes(),
         };
         // Two warpgroups consume, and one more produces.
         let launch = Launch::new(3 * 4, 1, bytes);
         let kernel = ("Sm90BackwardParams, maps", "attention::backward");
         let instance = Instance::new(kernel, dtype, &mask.types(), generic);
         let (element, [prefix, suffix]) = (dtype.name(), mask.affixes());
-        let name = format!("backward_hopper_{way}{prefix}{element}_d{dim}{suffix}");
+        let name = format!("backward_hopper{way}_{prefix}{element}_d{dim}{suffix}");
         let spec = Spec::new(name, Target::SM90A, launch, instance);
         let family = Family::HopperBackward(self);
         Kernel { family, spec }
     }
 }
 
-/// All kernels.
 pub(super) fn all() -> impl Iterator<Item = Kernel> {
     let mut kernels = Vec::new();
     for dtype in Dtype::ALL {

@@ -62,13 +62,10 @@ impl Instance {
 impl Display for Instance {
     fn fmt(&self, f: &mut Formatter) -> Result {
         let (kernel, numbers) = &self.generic;
-        let numbers = numbers
-            .iter()
-            .map(|(name, value)| format!("{name} = {value}"));
-        let numbers = numbers.collect::<Vec<_>>().join(", ");
         let element = self.element.map(|dtype| format!("{dtype:?}"));
         let types: Vec<_> = element.iter().chain(&self.types).cloned().collect();
-        let types = types.join(", ");
+        let numbers = { numbers.iter() }.map(|(name, value)| format!("{name} = {value}"));
+        let [types, numbers] = [types, numbers.collect()].map(|parts| parts.join(", "));
         write!(f, "{}::{kernel}<{types}; {numbers}>", self.module)
     }
 }

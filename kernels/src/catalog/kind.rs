@@ -3,7 +3,7 @@
 use super::class::Class;
 use super::tile::{Tile, Tiles, of_dim};
 use super::{Target, decode, fp8, hopper, latent, sm80, wide};
-use crate::layout::latent::LatentMemory;
+use crate::layout::latent::LatentMemory as Memory;
 
 /// The axes of a kernel that computes attention.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -79,10 +79,9 @@ pub enum MaskKind {
 impl MaskKind {
     /// The mask of a call without options.
     pub const fn of(causal: bool) -> Self {
-        if causal {
-            MaskKind::Causal
-        } else {
-            MaskKind::Full
+        match causal {
+            true => MaskKind::Causal,
+            false => MaskKind::Full,
         }
     }
 
@@ -216,9 +215,7 @@ impl Kind {
     /// and K pass wide kernels in windows, so with options only `dim_v` counts there. Kernels of latent attention serve no others.
     pub fn smallest(self, dim: u32, dim_v: u32) -> Option<u32> {
         let least = match (self.main_loop, self.mask) {
-            (Loop::Latent, _) if [dim, dim_v] != [LatentMemory::DIM, LatentMemory::DIM_V] => {
-                return None;
-            }
+            (Loop::Latent, _) if [dim, dim_v] != [Memory::DIM, Memory::DIM_V] => return None,
             (Loop::Wide, MaskKind::Options) => dim_v,
             _ => dim.max(dim_v),
         };
@@ -234,10 +231,15 @@ impl Kind {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::catalog::{HEAD_DIMS, WIDE_DIMS};
 
     /// A tile of a head dim that the last table lacks would serve no call.
     #[test]
     fn tables_have_the_same_dims() {
+        let of_all = Kind::of_group(Loop::Sm80, MaskKind::Either).dims();
+        assert!(of_all.eq(HEAD_DIMS.iter().copied()));
+        let of_wide = Kind::of_head(Loop::Wide, MaskKind::Either).dims();
+        assert!(of_wide.eq(WIDE_DIMS.iter().copied()));
         for kind in Kind::ALL.into_iter().flat_map(|(_, kinds)| kinds) {
             assert!(kind.dims().is_sorted());
             for &class in Class::ALL {

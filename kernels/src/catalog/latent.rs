@@ -11,9 +11,3 @@ pub(super) const SM90: Tiles = &[(
         ..Tile::new(Memory::ROWS, 2 * Memory::KEYS, 12, Memory::STAGES)
     },
 )];
-
-/// Registers of a thread that produces.
-pub(super) const GIVEN: u32 = 24;
-
-/// Registers of a thread that consumes.
-pub(super) const TAKEN: u32 = 240;

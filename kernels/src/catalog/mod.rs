@@ -1,17 +1,17 @@
-//! The catalog: which kernels exist, each declared once, as a specification of its family.
+//! The catalog: which kernels exist, each declared once, by the axes of its family.
 //!
-//! A specification says all: the kernel's name, the instance of a generic kernel that its entry point
-//! calls, launch bounds, shared memory, and what its machine code must contain. The builder, the
-//! library, the emulator's tests and the tools read nothing else.
+//! A family's function `kernel` makes a [`Spec`] of them: name, target, launch bounds, shared memory, the instance of a generic
+//! kernel that the entry point calls, and what its machine code must contain. Builder, library and tools read nothing else.
 //!
 //! | module | what it holds |
 //! |---|---|
-//! | `target` | PTX targets, their instructions, and which devices run them |
+//! | `target` | PTX targets, and which devices run them |
 //! | [`class`] | classes of devices, told apart by what decides tiles |
 //! | `instance` | the instance of a generic kernel that an entry point calls |
 //! | `kind` | attention: its axes, which are main loop, rows and mask |
-//! | `forward` | attention: the specification and the list |
+//! | `forward` | attention: what follows from the axes, and the list |
 //! | `sm80`, `decode`, `wide`, `hopper`, `latent`, `fp8` | attention: the tiles of each main loop, losers included |
+//! | `roles` | attention on Hopper: what warpgroups do |
 //! | `backward`, `hopper_backward`, `gemm`, `auxiliary` | the other families |
 //! | `custom` | kernels with scores and masks of other crates |
 //! | [`select`](mod@select) | which kernel serves a request |
@@ -37,7 +37,7 @@ mod tile;
 mod wide;
 
 pub use auxiliary::Auxiliary;
-pub use backward::{Backward, BackwardMain, BackwardTile, SumBias};
+pub use backward::{Backward, BackwardMain, BackwardTile};
 pub use forward::{Forward, HEAD_DIMS, MAX_HEAD_DIM, WIDE_DIMS};
 pub use gemm::{Gemm, GemmKind, GemmTile};
 pub use hopper_backward::{HopperBackward, HopperWay};
@@ -48,7 +48,8 @@ pub use tile::Tile;
 
 use class::Class;
 use foldhash::fast::FixedState;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
+use std::hash::Hash;
 use std::ops::Deref;
 use std::sync::LazyLock;
 
@@ -243,14 +244,9 @@ impl Deref for Kernel {
 }
 
 /// Kernels, of equal ones the first.
-fn distinct<T: PartialEq>(kernels: impl IntoIterator<Item = T>) -> Vec<T> {
-    let mut distinct = Vec::new();
-    for kernel in kernels {
-        if !distinct.contains(&kernel) {
-            distinct.push(kernel);
-        }
-    }
-    distinct
+fn distinct<T: Copy + Eq + Hash>(kernels: impl IntoIterator<Item = T>) -> impl Iterator<Item = T> {
+    let mut found = HashSet::new();
+    { kernels.into_iter() }.filter(move |kernel| found.insert(*kernel))
 }
 
 /// Every kernel.
@@ -284,7 +280,6 @@ pub fn named(name: &str) -> Option<&'static Kernel> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::collections::HashSet;
 
     #[test]
     fn names_are_distinct() {

@@ -32,6 +32,7 @@ impl Roles {
         let consumers = tile.warps / 4 - 1;
         let sides = consumers / (tile.q_rows / ROWS);
         let (q_slots, given, taken) = match (main_loop, consumers, sides, tile.stages) {
+            (Loop::Latent, ..) => (1, 24, 240),
             (_, 4, 2, _) => (2, 24, 112),
             (_, 4, ..) => (8, 24, 112),
             (_, 3, _, 3) => (3, 32, 160),

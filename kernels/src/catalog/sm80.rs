@@ -4,7 +4,6 @@ use super::class::Class;
 use super::kind::{MaskKind, Rows};
 use super::tile::{Tile, Tiles};
 
-/// The tables for a class's devices.
 pub(super) fn tables(rows: Rows, mask: MaskKind, class: Class) -> &'static [Tiles] {
     match (rows, mask, class) {
         (Rows::Group, _, Class::Sm80 | Class::Sm100) => &[GROUP],
@@ -45,7 +44,7 @@ const fn shared(q_slices: u32) -> Tile {
 /// Losers, on an H200 (`docs/tuning.md`): 64: keys 32 in three blocks, -1 %; two slices of Q in registers,
 /// -10 %; three, level, but spills under the mask. 128: keys 64, +6 %, but spills; no slices or four
 /// without a mask, level, but spills. 256: teams of one, -9 to -15 %.
-pub(super) const SM90: Tiles = &[
+const SM90: Tiles = &[
     (32, own(128, 64, 4, 2)),
     (64, own(128, 64, 4, 4)),
     (96, own(128, 32, 4, 0)),

@@ -60,14 +60,3 @@ pub fn of_dim<T: Copy>(dim: u32, tables: &[Tiles<T>]) -> Option<T> {
     let mut rows = tables.iter().copied().flatten();
     rows.find(|(of, _)| *of == dim).map(|(_, tile)| *tile)
 }
-
-/// The head dims of a table.
-pub const fn dims<T, const N: usize>(table: Tiles<T>) -> [u32; N] {
-    let mut dims = [0; N];
-    let mut row = 0;
-    while row < N {
-        dims[row] = table[row].0;
-        row += 1;
-    }
-    dims
-}

@@ -2,9 +2,7 @@
 
 use super::class::Class;
 use super::tile::{Tile, Tiles};
-use crate::layout::wide::WideMemory;
 
-/// The tables for a class's devices.
 pub(super) const fn tables(class: Class) -> &'static [Tiles] {
     match class {
         Class::Sm80 => &[SM80],
@@ -25,7 +23,7 @@ const fn shared(team: u32, stages: u32, v_slices: u32) -> Tile {
 /// V whole up to 512 (220 KB), above that in slices of 32 keys (212 KB).
 ///
 /// Losers, on an H200: V in slices at 512, -20 %; slices of 64 keys with none ahead at 1024, -15 %.
-pub(super) const SM90: Tiles = &[
+const SM90: Tiles = &[
     (384, shared(4, 3, 1)),
     (512, shared(4, 3, 1)),
     (768, shared(8, 3, 8)),
@@ -42,9 +40,3 @@ const SM80: Tiles = &[
 
 /// Slices of 16 keys, so that two buffers fit (92 KB).
 const SM86: Tiles = &[(768, shared(8, 2, 16)), (1024, shared(8, 2, 16))];
-
-/// Shared memory of a tile's block.
-pub(super) fn memory(tile: &Tile, dim: u32) -> WideMemory {
-    let keys = [tile.keys, tile.keys / tile.v_slices];
-    WideMemory::new(tile.q_rows, keys, tile.team, tile.stages, dim)
-}
