@@ -53,7 +53,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
         package.kernels.retain(|kernel| {
             let (name, target) = (kernel.name, kernel.target.name);
             let mut patterns = arguments.kernel.iter();
-            (arguments.kernel.is_empty() || patterns.any(|pattern| pattern.matches(&name)))
+            (arguments.kernel.is_empty() || patterns.any(|pattern| pattern.matches(name)))
                 && arguments.target.as_ref().is_none_or(|only| only == target)
         });
         modules.extend(match arguments.bless {

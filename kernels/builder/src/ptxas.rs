@@ -109,7 +109,7 @@ pub fn assemble(ptxas: &Path, modules: &[Module]) -> Result<Vec<Usage>, Error> {
         targets.map(move |target| (module, target))
     });
     let usages = jobs.map(|(module, target)| {
-        let usages = usages(ptxas, &module.name, &module.text, target)?;
+        let usages = usages(ptxas, module.name, &module.text, target)?;
         for entry in &module.entries {
             let usage = usages.iter().find(|usage| usage.entry == entry.kernel.name);
             let usage = usage.ok_or_else(|| Error::contract(entry.kernel.name, "has no report"))?;
@@ -127,7 +127,7 @@ fn check_code(module: &Module, text: &str, target: &str, has_mask: bool) -> Resu
     if !is_read || find_tool("nvdisasm").is_none() {
         return Ok(());
     }
-    let code = sass::disassemble(&module.name, text, target)?;
+    let code = sass::disassemble(module.name, text, target)?;
     let mut entries = module.entries.iter();
     entries.try_for_each(|entry| sass::check(entry, &code, has_mask))
 }
@@ -137,18 +137,18 @@ fn check_options(ptxas: &Path, module: &Module, combination: &[Switch]) -> Resul
     let on = combination.iter();
     let on = on.fold(Switches::NONE, |on, &switch| on.with(switch, true));
     let text = on.written(module.text.clone()).map_err(|switch| {
-        Error::contract(&module.name, format!("has no switch {}", switch.name()))
+        Error::contract(module.name, format!("has no switch {}", switch.name()))
     })?;
     let target = match module.target.is_portable {
         true => Class::Sm90.name(),
         false => module.target.name,
     };
-    for usage in usages(ptxas, &module.name, &text, target)? {
+    for usage in usages(ptxas, module.name, &text, target)? {
         if usage.spills > MOST_SPILLS_OF_OPTIONS {
             let names: Vec<_> = combination.iter().map(|switch| switch.name()).collect();
             let (spills, names) = (usage.spills, names.join(" and "));
             let rule = format!("spills {spills} bytes on {target} with {names}");
-            return Err(Error::contract(&module.name, rule));
+            return Err(Error::contract(module.name, rule));
         }
     }
     let masks = [Switch::MaskBytes, Switch::MaskBits];

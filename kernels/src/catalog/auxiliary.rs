@@ -62,12 +62,13 @@ impl Auxiliary {
 #[derive(Clone, Copy)]
 struct Row(&'static str, &'static str, &'static str, Target, Launch);
 
+type Of = fn(Dtype) -> Auxiliary;
+
 /// All kernels but the bulk copy.
 #[rustfmt::skip]
 pub(super) fn all() -> impl Iterator<Item = Kernel> {
     use Auxiliary::*;
-    const SM80: Target = Target::SM80;
-    const SM90A: Target = Target::SM90A;
+    let [sm80, sm90a] = [Target::SM80, Target::SM90A];
     let plain = Launch::new(Auxiliary::WARPS, 8, 0);
     // With 8 blocks on a multiprocessor the partial results that it loads ahead spill.
     let combine = Launch::new(Auxiliary::WARPS, 7, 0);
@@ -80,26 +81,26 @@ pub(super) fn all() -> impl Iterator<Item = Kernel> {
     let moments = Launch::new(8, 2, 4 * 8 * 4 * 32 * 8);
     // Mean and scale of 256 columns, a tile of 128 keys, and a word a warp.
     let round_values = Launch::new(8, 4, 256 * (8 + 4 * 32) + 4 * 8);
-    let of_types: [(fn(Dtype) -> Auxiliary, Row); 8] = [
-        (Combine, Row("combine", "ForwardParams", "combine::combine", SM80, combine)),
-        (Merge, Row("merge", "MergeParams", "merge::merge", SM80, plain)),
-        (MergeBackward, Row("merge_backward", "MergeBackwardParams", "merge::merge_backward", SM80, plain)),
-        (Append, Row("append", "AppendParams", "append::append", SM80, plain)),
-        (AppendE4m3, Row("append_e4m3", "AppendE4m3Params", "append::append_e4m3", SM90A, plain)),
-        (RoundRows, Row("round_rows", "RoundRowsParams", "round_rows::round_rows", SM90A, round_rows)),
-        (Moments, Row("moments", "RoundValuesParams", "round_values::moments", SM90A, moments)),
-        (RoundValues, Row("round_values", "RoundValuesParams", "round_values::round_values", SM90A, round_values)),
+    let of_types: [(Of, Row); 8] = [
+        (Combine, Row("combine", "ForwardParams", "combine::combine", sm80, combine)),
+        (Merge, Row("merge", "MergeParams", "merge::merge", sm80, plain)),
+        (MergeBackward, Row("merge_backward", "MergeBackwardParams", "merge::merge_backward", sm80, plain)),
+        (Append, Row("append", "AppendParams", "append::append", sm80, plain)),
+        (AppendE4m3, Row("append_e4m3", "AppendE4m3Params", "append::append_e4m3", sm90a, plain)),
+        (RoundRows, Row("round_rows", "RoundRowsParams", "round_rows::round_rows", sm90a, round_rows)),
+        (Moments, Row("moments", "RoundValuesParams", "round_values::moments", sm90a, moments)),
+        (RoundValues, Row("round_values", "RoundValuesParams", "round_values::round_values", sm90a, round_values)),
     ];
     let of_all = [
-        (Csr, Row("csr", "CsrParams", "csr::csr", SM80, plain)),
-        (Pack, Row("pack", "PackParams", "pack::pack", SM80, pack)),
-        (Unpack, Row("unpack", "PackParams", "pack::unpack", SM80, plain)),
-        (Spread, Row("spread", "SpreadParams", "spread::spread", SM80, plain)),
-        (Gather, Row("gather", "SpreadParams", "spread::gather", SM80, plain)),
-        (ScaleRows, Row("scale_rows", "RoundRowsParams", "round_rows::round_rows", SM90A, round_rows)),
-        (TransposeValues, Row("transpose_values", "RoundValuesParams", "round_values::round_values", SM90A, round_values)),
-        (Ranges, Row("ranges", "RangesParams", "find_ranges::find_ranges", SM80, plain)),
-        (Blocks, Row("blocks", "BlockMapParams", "find_blocks::find_blocks", SM80, blocks)),
+        (Csr, Row("csr", "CsrParams", "csr::csr", sm80, plain)),
+        (Pack, Row("pack", "PackParams", "pack::pack", sm80, pack)),
+        (Unpack, Row("unpack", "PackParams", "pack::unpack", sm80, plain)),
+        (Spread, Row("spread", "SpreadParams", "spread::spread", sm80, plain)),
+        (Gather, Row("gather", "SpreadParams", "spread::gather", sm80, plain)),
+        (ScaleRows, Row("scale_rows", "RoundRowsParams", "round_rows::round_rows", sm90a, round_rows)),
+        (TransposeValues, Row("transpose_values", "RoundValuesParams", "round_values::round_values", sm90a, round_values)),
+        (Ranges, Row("ranges", "RangesParams", "find_ranges::find_ranges", sm80, plain)),
+        (Blocks, Row("blocks", "BlockMapParams", "find_blocks::find_blocks", sm80, blocks)),
     ];
     let of_types = of_types.map(|(of, row)| Dtype::ALL.map(|dtype| row.kernel(of(dtype), Some(dtype))));
     of_types.into_iter().flatten().chain(of_all.map(|(of, row)| row.kernel(of, None)))
@@ -119,7 +120,7 @@ impl Row {
         match of {
             Auxiliary::Csr => numbers.push(("PAGES", Auxiliary::CSR_PAGES.to_string())),
             Auxiliary::Pack | Auxiliary::Unpack => {
-                numbers.push(("BR", Auxiliary::PACK_ROWS.to_string()));
+                numbers.push(("BR", Auxiliary::PACK_ROWS.to_string()))
             }
             Auxiliary::ScaleRows | Auxiliary::TransposeValues => types.push("E4m3"),
             _ => {}

@@ -54,18 +54,15 @@ pub fn select(request: &Request) -> Option<&'static Kernel> {
 }
 
 /// Above [`HEAD_DIMS`] it is the wide kernel, or a Hopper kernel if one has the head dim and there is more than half a tile of
-/// queries. Else the decode kernel if one of its tiles holds the rows of all
-/// heads that share a key/value head; the grouped kernel if each head alone would leave half of a tile empty; else the
-/// kernel of one head. The latter two are Hopper's, where it has them and the device runs them. With options it is Hopper's
-/// kernel with options, or the one for other devices.
+/// queries. Else the decode kernel if one of its tiles holds the rows of all heads that share a key/value head; the grouped
+/// kernel if each head alone would leave half of a tile empty; else the kernel of one head. The latter two are Hopper's, where
+/// it has them and the device runs them. With options it is Hopper's kernel with options, or the one for other devices.
 fn best(request: &Request) -> Option<Forward> {
     let of = |kind: Kind| {
-        let target = kind.main_loop.target();
         let dim = kind.smallest(request.dim, request.dim_v)?;
         let forward = Forward::of(kind, request.dtype, dim, request.class)?;
-        target
-            .runs_on(request.compute_capability)
-            .then_some(forward)
+        let runs = kind.main_loop.target().runs_on(request.compute_capability);
+        runs.then_some(forward)
     };
     let of_head = |main_loop, mask| of(Kind::of_head(main_loop, mask));
     let of_group = |main_loop, mask| of(Kind::of_group(main_loop, mask));
