@@ -42,6 +42,10 @@ fn operation<E: Element, V: Value>(
         // To add -0 changes no product.
         "mul" | "mul.rn" => by::<E, V, 2>(d, round, |[a, b]| multiply_add(a, b, -0.0)),
         "fma.rn" => by::<E, V, 3>(d, round, |[a, b, c]| multiply_add(a, b, c)),
+        "fma.rn.relu" => by::<E, V, 3>(d, round, |[a, b, c]| match multiply_add(a, b, c) {
+            negative if negative <= 0.0 => 0.0,
+            other => other,
+        }),
         "min" => by::<E, V, 2>(d, round, |[a, b]| minimum(a, b)),
         "max" => by::<E, V, 2>(d, round, |[a, b]| maximum(a, b)),
         "min.NaN" => by::<E, V, 2>(d, round, |[a, b]| nan_or(a, b, minimum)),

@@ -44,6 +44,9 @@ arithmetic! {
     /// `a * b + c`, rounded once.
     fma(a: u32 in reg32, b: u32 in reg32, c: u32 in reg32) -> u32 = "fma.rn.f16x2 {}, {}, {}, {}; /* f16 */";
 
+    /// `a * b + c`, rounded once, and 0 in the place of a negative result; a NaN stays.
+    fma_from_zero(a: u32 in reg32, b: u32 in reg32, c: u32 in reg32) -> u32 = "fma.rn.relu.f16x2 {}, {}, {}, {}; /* f16 */";
+
     /// Sums.
     add(a: u32 in reg32, b: u32 in reg32) -> u32 = "add.rn.f16x2 {}, {}, {}; /* f16 */";
 

@@ -53,10 +53,11 @@ impl Softmax {
     }
 
     /// Takes in a block's scores, by their [factors](Self::factors): gives probabilities, and the factors of the rows of O, if these have
-    /// to change. The scores may be gone. Maxima that are `EXACT` follow every block, without an attempt with the old ones.
+    /// to change. The scores may be gone. Maxima that are `EXACT` follow every block; others follow where the attempt with the old ones
+    /// exceeds what fits.
     ///
     /// The attempt's operands are there before the vote: the assembler moves what only one side needs behind it, where no exponential
-    /// runs beside. So rows that have their maxima keep the attempt, whatever other rows do.
+    /// runs beside. Rows that the attempt serves keep it, whatever other rows do. The others' probabilities are those of f32.
     ///
     /// Where exponentials bound the loop, a part of them is a polynomial.
     ///
@@ -69,46 +70,46 @@ impl Softmax {
         factors: [f32; 2],
         has_polynomials: bool,
     ) -> ([Operand; PT], Option<[f32; 2]>) {
-        let mut p = [Operand::ZERO; PT];
-        let mut exceed = [true; 2];
-        if !EXACT {
-            let totals = self.attempt(s, factors, has_polynomials, |tile, nt, r, e| {
-                p[nt / 2].0[2 * (nt % 2) + r] = convert::e4m3_of_f16(e[0], e[1]);
-                tile
-            });
-            // A sum is at least as large as each of its terms.
-            let most = totals.map(|[a, b]| half::max(a, b));
-            exceed = most.map(|most| (most + ABOVE_MOST) & 0x8000_8000 != 0);
-            // SAFETY: the caller's promise.
-            if !unsafe { vote::any(exceed[0] | exceed[1]) } {
-                self.add(totals);
-                return (p, None);
-            }
-            cold_path();
-            exceed = exceed.map(|exceeds| {
-                let exceeds = f32::from(u8::from(exceeds));
-                // SAFETY: the caller's promise.
-                unsafe { shuffle::reduce::<4>(exceeds, f32::max) > 0.0 }
-            });
-            let old = self.sum;
-            self.add(totals);
-            for r in 0..2 {
-                self.sum[r] = if exceed[r] { old[r] } else { self.sum[r] };
-            }
-        }
         let mut changes = [1.0; 2];
+        if EXACT {
+            // SAFETY: the caller's promise.
+            changes = [0, 1].map(|r| unsafe { self.follow(r, s, factors[r]) });
+        }
+        let mut p = [Operand::ZERO; PT];
+        let attempt = self.attempt(s, factors, has_polynomials, |tile, nt, r, e| {
+            p[nt / 2].0[2 * (nt % 2) + r] = convert::e4m3_of_f16(e[0], e[1]);
+            tile
+        });
+        // An exact maximum leaves nothing that exceeds, but may be too far from 0. All lanes of a row know that.
+        let mut fails = [0, 1].map(|r| match EXACT {
+            true => !self.is_near(factors, r),
+            false => attempt.exceeds(r),
+        });
+        // SAFETY: the caller's promise.
+        if !unsafe { vote::any(fails[0] | fails[1]) } {
+            self.add(attempt.totals);
+            return (p, EXACT.then_some(changes));
+        }
+        cold_path();
+        fails = fails.map(|fails| {
+            let number = f32::from(u8::from(fails));
+            // SAFETY: the caller's promise.
+            unsafe { shuffle::reduce::<4>(number, f32::max) > 0.0 }
+        });
+        let old = self.sum;
+        self.add(attempt.totals);
         for r in 0..2 {
+            self.sum[r] = if fails[r] { old[r] } else { self.sum[r] };
             let mut row = *self;
             // SAFETY: the caller's promise.
-            let change = unsafe {
-                row.update(r, s, factors[r], |_, nt, e| {
-                    let word = convert::e4m3_of_f16(e[0], e[1]);
-                    let place = &mut p[nt / 2].0[2 * (nt % 2) + r];
-                    *place = if exceed[r] { word } else { *place };
-                })
-            };
-            if exceed[r] {
-                changes[r] = change;
+            let change = unsafe { row.follow(r, s, factors[r]) };
+            row.exponentials(r, s, factors[r], |_, nt, e| {
+                let word = convert::e4m3_of_f16(e[0], e[1]);
+                let place = &mut p[nt / 2].0[2 * (nt % 2) + r];
+                *place = if fails[r] { word } else { *place };
+            });
+            if fails[r] {
+                changes[r] *= change;
                 *self = row;
             }
         }
@@ -138,18 +139,19 @@ impl Softmax {
                 cold_path();
                 let mut changes = [0.0; 2];
                 for r in 0..2 {
-                    changes[r] = self.update(r, s, factors[r], |s, nt, e| {
+                    changes[r] = self.follow(r, s, factors[r]);
+                    self.exponentials(r, s, factors[r], |s, nt, e| {
                         (s[nt].0[r], s[nt].0[2 + r]) = (e[0], e[1]);
                     });
                 }
                 return Some(changes);
             }
         }
-        let totals = self.attempt(s, factors, false, |mut tile, _, r, e| {
+        let attempt = self.attempt(s, factors, false, |mut tile, _, r, e| {
             (tile.0[r], tile.0[2 + r]) = (e[0], e[1]);
             tile
         });
-        self.add(totals);
+        self.add(attempt.totals);
         None
     }
 
@@ -173,7 +175,7 @@ impl Softmax {
         }
     }
 
-    /// Computes probabilities relative to the maxima so far, in pairs of f16, and two pairs of sums for each row. `take` gets a tile, its number, a row and
+    /// Computes probabilities relative to the maxima so far, in pairs of f16. `take` gets a tile, its number, a row and
     /// its two pairs there, and says what the tile becomes. With polynomials, a part of the exponentials is one.
     #[inline(always)]
     fn attempt<const NT: usize>(
@@ -182,24 +184,29 @@ impl Softmax {
         factors: [f32; 2],
         has_polynomials: bool,
         mut take: impl FnMut(HalfAccumulator, usize, usize, [u32; 2]) -> HalfAccumulator,
-    ) -> [[u32; 2]; 2] {
+    ) -> Attempt {
         let mut totals = [[0; 2]; 2];
+        let mut highest = [0; 2];
         for r in 0..2 {
             // An infinity exceeds what fits, whatever the scores are.
             let shift = match self.is_near(factors, r) {
                 true => -self.reference[r],
                 false => f32::INFINITY,
             };
-            let shift = half::pack(shift, shift);
+            let upper = shift + polynomial::OFFSET;
+            let [shift, upper] = [shift, upper].map(|shift| half::pack(shift, shift));
             let factor = factors[r].max(LEAST_FACTOR);
             let factor = half::pack(factor, factor);
             for nt in 0..NT {
-                let exp2 = match has_polynomials && polynomial::serves(nt) {
-                    true => polynomial::exp2,
-                    false => half::exp2,
+                let scores = [s[nt].0[r], s[nt].0[2 + r]];
+                let e = match has_polynomials && polynomial::serves(nt) {
+                    true => scores.map(|s| {
+                        let y = half::fma_from_zero(s, factor, upper);
+                        highest[r] = half::max(highest[r], y);
+                        polynomial::exp2(y)
+                    }),
+                    false => scores.map(|s| half::exp2(half::fma(s, factor, shift))),
                 };
-                let exp = |s| exp2(half::fma(s, factor, shift));
-                let e = [exp(s[nt].0[r]), exp(s[nt].0[2 + r])];
                 let two = half::add(e[0], e[1]);
                 totals[r][nt % 2] = match nt {
                     0 | 1 => two,
@@ -208,21 +215,43 @@ impl Softmax {
                 s[nt] = take(s[nt], nt, r, e);
             }
         }
-        totals
+        Attempt { totals, highest }
     }
 
-    /// Computes a row's probabilities relative to a maximum that follows the block, in f32, rounded to pairs of f16. `take` gets the
-    /// scores, the number of a tile and its two pairs. Gives the factor of the row of O.
-    ///
-    /// # Safety
-    /// Every lane of the warp makes the same call.
+    /// Computes a row's probabilities relative to its maximum, in f32, rounded to pairs of f16, and adds them to its sum. `take` gets the scores,
+    /// the number of a tile and its two pairs.
     #[inline(always)]
-    unsafe fn update<const NT: usize>(
+    fn exponentials<const NT: usize>(
         &mut self,
         r: usize,
         s: &mut [HalfAccumulator; NT],
         factor: f32,
         mut take: impl FnMut(&mut [HalfAccumulator; NT], usize, [u32; 2]),
+    ) {
+        let factor = factor.max(f32::MIN_POSITIVE);
+        let shift = without_nan(self.reference[r]);
+        for nt in 0..NT {
+            let mut e = [0; 2];
+            for side in 0..2 {
+                let scores = half::widen(s[nt].0[2 * side + r]);
+                let [a, b] = scores.map(|s| math::exp2(math::fma(s, factor, shift)));
+                self.sum[r] += a + b;
+                e[side] = half::pack(a, b);
+            }
+            take(s, nt, e);
+        }
+    }
+
+    /// Lets a row's reference follow the block's maximum. Gives the factor of the row of O, which its sum has.
+    ///
+    /// # Safety
+    /// Every lane of the warp makes the same call.
+    #[inline(always)]
+    unsafe fn follow<const NT: usize>(
+        &mut self,
+        r: usize,
+        s: &[HalfAccumulator; NT],
+        factor: f32,
     ) -> f32 {
         let factor = factor.max(f32::MIN_POSITIVE);
         let [low, high] = half::widen(largest_of(s, r));
@@ -230,27 +259,42 @@ impl Softmax {
         let largest = unsafe { shuffle::reduce::<4>(low.max(high), f32::max) };
         let mut reference = self.reference[r].max(math::fma(largest, factor, -LARGEST_LOG2));
         if reference.abs() <= FAR {
-            reference = rounded_to_f16(reference);
+            // Less the offset it is a number of f16, too.
+            let upper = polynomial::OFFSET - rounded_to_f16(reference);
+            reference = polynomial::OFFSET - rounded_to_f16(upper);
         }
-        // To subtract 0 from -inf leaves probabilities of 0, where -inf - -inf would be NaN.
-        let shift = match reference == f32::NEG_INFINITY {
-            true => 0.0,
-            false => -reference,
-        };
-        let change = math::exp2(self.reference[r] + shift);
-        let mut sum = self.sum[r] * change;
-        for nt in 0..NT {
-            let mut e = [0; 2];
-            for side in 0..2 {
-                let scores = half::widen(s[nt].0[2 * side + r]);
-                let [a, b] = scores.map(|s| math::exp2(math::fma(s, factor, shift)));
-                sum += a + b;
-                e[side] = half::pack(a, b);
-            }
-            take(s, nt, e);
-        }
-        (self.reference[r], self.sum[r]) = (reference, sum);
+        let change = math::exp2(self.reference[r] + without_nan(reference));
+        self.reference[r] = reference;
+        self.sum[r] *= change;
         change
+    }
+}
+
+/// What is added to scores in base 2: to add 0 to -inf leaves probabilities of 0, where -inf + inf would be NaN.
+#[inline(always)]
+fn without_nan(reference: f32) -> f32 {
+    match reference == f32::NEG_INFINITY {
+        true => 0.0,
+        false => -reference,
+    }
+}
+
+/// What an [attempt](Softmax::attempt) shows of each row.
+struct Attempt {
+    /// Two pairs of sums.
+    totals: [[u32; 2]; 2],
+    /// A pair of the largest numbers that polynomials got.
+    highest: [u32; 2],
+}
+
+impl Attempt {
+    /// Whether a probability of the row may exceed what fits. A sum is at least as large as each of its terms.
+    #[inline(always)]
+    fn exceeds(&self, r: usize) -> bool {
+        let [a, b] = self.totals[r];
+        let sums = half::max(a, b) + ABOVE_MOST;
+        let highest = self.highest[r] + polynomial::ABOVE_MOST;
+        (sums | highest) & 0x8000_8000 != 0
     }
 }
 
