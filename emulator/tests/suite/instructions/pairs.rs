@@ -55,6 +55,11 @@ fn pairs_of_f16() {
     }
     let single = "cvt.u16.u32 %h1, %r1; ex2.approx.f16 %h0, %h1; cvt.u32.u16 %r0, %h0";
     assert_eq!(eval(single, &[pair([-1.0, 0.0])]), 0x3800);
+    let clamped = "fma.rn.relu.f16x2 %r0, %r1, %r2, %r2";
+    let found = eval(clamped, &[pair([2.0, -3.0]), pair([1.5, 1.0])]);
+    assert_eq!(found, pair([4.5, 0.0]));
+    let found = eval(clamped, &[pair([-1.0, -infinity]), pair([1.5, 1.0])]);
+    assert_eq!(found, 0, "a zero is positive");
     let fused = "cvt.u16.u32 %h1, %r1; fma.rn.f16 %h0, %h1, %h1, %h1; cvt.u32.u16 %r0, %h0";
     assert_eq!(eval(fused, &[pair([2.0, 0.0])]), pair([6.0, 0.0]));
 }
@@ -69,6 +74,7 @@ fn there_is_one_nan_of_results() {
         "min.NaN.f16x2 %r0, %r2, %r1",
         "ex2.approx.f16x2 %r0, %r1",
         "tanh.approx.f16x2 %r0, %r1",
+        "fma.rn.relu.f16x2 %r0, %r1, %r2, %r2",
     ] {
         assert_eq!(
             eval(operation, &[nan, pair([1.0, 1.0])]),
