@@ -57,6 +57,7 @@ unsafe impl Planner for Ladder {
             shared_bytes: chosen.shared_bytes,
             blocks_per_sm: tile.blocks_per_sm,
             is_grouped: false,
+            may_group: false,
             waves: Waves::Heads,
             slices: 1,
             sides: 1,

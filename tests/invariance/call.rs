@@ -15,6 +15,7 @@ pub const TOKENS: usize = 290;
 pub const LENGTH: usize = 150;
 
 /// The shape and the options of a call.
+#[derive(Clone, Copy)]
 pub struct Setting {
     pub heads: [usize; 2],
     pub dim: usize,
@@ -46,21 +47,46 @@ pub struct Tokens<T> {
 }
 
 impl<T: Element> Tokens<T> {
-    /// Random numbers. Some queries have large scores, and early keys, which blocks reach last, larger ones: neighbours of these
-    /// queries would raise their maxima when they do.
+    /// Random numbers. Some queries of some heads have large scores, and early keys, which blocks reach last, larger ones: neighbours of
+    /// these queries would raise their maxima when they do.
     pub fn new(setting: &Setting, seed: u64) -> Self {
+        Self::times(setting, seed, 1.0)
+    }
+
+    /// Such numbers, which are so much larger.
+    pub fn times(setting: &Setting, seed: u64, factor: f32) -> Self {
         let mut rng = StdRng::seed_from_u64(seed);
         let [heads, kv_heads] = setting.heads;
-        let mut random = |heads, factor: fn(usize) -> f32| {
-            Array4::from_shape_fn([1, heads, TOKENS, setting.dim], |(_, _, token, _)| {
-                T::from_f32(factor(token) * rng.sample::<f32, _>(StandardNormal))
+        let mut random = |heads, of_place: fn([usize; 2]) -> f32| {
+            Array4::from_shape_fn([1, heads, TOKENS, setting.dim], |(_, head, token, _)| {
+                let random: f32 = rng.sample(StandardNormal);
+                T::from_f32(factor * of_place([head, token]) * random)
             })
         };
         Tokens {
-            q: random(heads, |token| if token % 5 == 3 { 8.0 } else { 1.0 }),
-            k: random(kv_heads, |token| if token < TOKENS / 3 { 3.0 } else { 1.0 }),
+            q: random(heads, |[head, token]| match (head + token) % 5 {
+                3 => 8.0,
+                _ => 1.0,
+            }),
+            k: random(
+                kv_heads,
+                |[_, token]| if token < TOKENS / 3 { 3.0 } else { 1.0 },
+            ),
             v: random(kv_heads, |_| 1.0),
             d_o: random(heads, |_| 1.0),
+        }
+    }
+
+    /// The tokens of one query head, and of the key/value head that it reads.
+    pub fn of_head(&self, head: usize) -> Self {
+        let group = self.q.dim().1 / self.k.dim().1;
+        let of =
+            |tokens: &Array4<T>, head: usize| tokens.slice(s![.., head..=head, .., ..]).to_owned();
+        Tokens {
+            q: of(&self.q, head),
+            k: of(&self.k, head / group),
+            v: of(&self.v, head / group),
+            d_o: of(&self.d_o, head),
         }
     }
 
@@ -90,9 +116,12 @@ pub type Bits = Vec<u32>;
 
 impl<'a> Call<'a> {
     pub fn new(device: &'a Device, setting: &'a Setting) -> Result<Self> {
-        let of_heads: Vec<_> = (0..setting.heads[0])
-            .map(|head| head as f32 / 4.0 - 0.1)
-            .collect();
+        Self::of_heads(device, setting, 0..setting.heads[0])
+    }
+
+    /// The call for some heads of another one.
+    pub fn of_heads(device: &'a Device, setting: &'a Setting, heads: Range<usize>) -> Result<Self> {
+        let of_heads: Vec<_> = heads.map(|head| head as f32 / 4.0 - 0.1).collect();
         Ok(Call {
             device,
             setting,

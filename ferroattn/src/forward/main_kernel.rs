@@ -35,6 +35,8 @@ pub struct MainKernel {
     pub blocks_per_sm: u32,
     /// Whether query heads that share a key/value head share query tiles.
     pub is_grouped: bool,
+    /// Whether they may share them, by [`Switch::Group`].
+    pub may_group: bool,
     /// In which waves heads take turns.
     pub waves: Waves,
     /// Slices of O's columns, each with query tiles of its own.
@@ -79,6 +81,7 @@ impl From<&'static Kernel> for MainKernel {
             shared_bytes: kernel.launch.shared_bytes,
             blocks_per_sm: kernel.launch.blocks_per_sm,
             is_grouped: forward.kind.is_grouped(),
+            may_group: forward.may_group(),
             waves: match (forward.kind.mask, forward.kind.main_loop) {
                 (MaskKind::Full | MaskKind::Either, _) | (_, Loop::Latent) => Waves::Heads,
                 (_, Loop::Hopper | Loop::Fp8(_)) if forward.slices() == 1 => Waves::Uneven,

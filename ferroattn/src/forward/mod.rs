@@ -21,6 +21,7 @@ mod raw;
 #[cfg(feature = "cpu")]
 pub mod reference;
 mod schedule;
+mod shared_tiles;
 mod without_maps;
 
 #[cfg(not(feature = "cpu"))]

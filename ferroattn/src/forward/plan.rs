@@ -3,6 +3,7 @@
 
 use super::main_kernel::{MainKernel, Waves};
 use super::schedule::{Division, Schedule};
+use super::shared_tiles::shared;
 use super::{Problem, RawForward};
 use crate::device::Facts;
 use crate::error::Result;
@@ -117,6 +118,9 @@ impl Draft {
             ..*problem
         };
         let mut schedule = Schedule::new(&kernel, divided, facts, division)?;
+        if let Some(of_groups) = shared(&kernel, &schedule, (divided, args), facts, division)? {
+            (kernel, schedule) = of_groups;
+        }
         let has_lengths = matches!(args.options.sequences, Some(Sequences::Padded { .. }));
         let may_divide =
             kernel.takes_units && has_lengths && division == Division::Best && facts.has_pools;

@@ -111,11 +111,7 @@ impl Schedule {
         facts: &Facts,
         division: Division,
     ) -> Result<Self> {
-        let packed = if kernel.is_grouped {
-            problem.group()
-        } else {
-            1
-        };
+        let packed = packed(kernel, problem);
         // No overflow in 128 bits: `validate` has `batch * heads` below 2^63 and lengths below 2^31.
         let heads = (problem.batch * problem.heads / packed) as u128 * u128::from(kernel.slices);
         let rows = problem.seqlen_q as u128 * packed as u128;
@@ -211,12 +207,24 @@ fn splits(blocks: u32, [key_blocks, least]: [u32; 2], slots: u32) -> u32 {
     (1..=most).find(is_near).unwrap_or(1)
 }
 
+/// Query heads that share a query tile.
+fn packed(kernel: &MainKernel, problem: &Problem) -> usize {
+    if kernel.is_grouped {
+        problem.group()
+    } else {
+        1
+    }
+}
+
 /// How many heads take turns, in a wave and at least in the last one. Without a mask all tiles weigh the same, and a head at a
 /// time keeps its keys and values closest.
 fn waves(kernel: &MainKernel, problem: &Problem, facts: &Facts) -> [u32; 2] {
-    let heads = problem.batch * problem.heads;
+    // Heads that share tiles count once.
+    let packed = packed(kernel, problem);
+    let heads = problem.batch * problem.heads / packed;
+    let of_keys = problem.group() / packed;
     let kv_bytes = 2 * size_of::<u16>() * problem.seqlen_kv * problem.dim;
-    let fitting = |bytes: usize| (bytes / kv_bytes).max(1).saturating_mul(problem.group());
+    let fitting = |bytes: usize| (bytes / kv_bytes).max(1).saturating_mul(of_keys);
     let l2_bytes = facts.l2_bytes as usize;
     // The rest is for q, o and what comes next; kernels that compute slices of O read slower: `docs/tuning.md`.
     let share = l2_bytes / 3 * if kernel.slices == 1 { 2 } else { 6 };

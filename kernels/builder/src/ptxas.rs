@@ -89,7 +89,7 @@ pub fn assemble(ptxas: &Path, modules: &[Module]) -> Result<Vec<Usage>, Error> {
     });
     with_options.try_for_each(|module| {
         let is_backward = module.name.starts_with("backward");
-        let has_pairs = !module.name.starts_with("decode");
+        let is_grouped = module.name.starts_with("decode");
         let some = match module.name.split('_').next() {
             Some("latent") => &[Switch::Ranges, Switch::Pages][..],
             Some("fp8") => &[Switch::Ranges, Switch::Softcap, Switch::SoftcapFar],
@@ -98,7 +98,7 @@ pub fn assemble(ptxas: &Path, modules: &[Module]) -> Result<Vec<Usage>, Error> {
         let has = |switch: &Switch| {
             some.contains(switch)
                 && (!is_backward || switch.is_of_gradients())
-                && (has_pairs || !switch.is_of_pairs())
+                && (!is_grouped || switch.is_of_groups())
         };
         let combinations = Switch::COMBINATIONS.par_iter();
         let combinations = combinations.filter(|switches| switches.iter().all(has));

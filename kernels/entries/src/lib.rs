@@ -16,7 +16,7 @@ use kernels::attention::options::group_score::GroupScore;
 use kernels::attention::options::mask::{Causal, Either, Full};
 use kernels::attention::options::ranges::{Ranges, Spans};
 use kernels::attention::options::score::{Optional, Scaled};
-use kernels::attention::workload::heads::{HeadGroup, HeadSlice, OneHead};
+use kernels::attention::workload::heads::{HeadGroup, HeadOrGroup, HeadSlice, OneHead};
 use kernels::tile::{Accumulator as Single, Bf16, F16, HalfAccumulator as Half};
 use kernels::{attention, bulk_copy, entry, gemm};
 

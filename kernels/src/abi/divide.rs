@@ -4,6 +4,9 @@
 //! and code for the number 0. The host prepares what turns it into a multiplication and a shift
 //! (Granlund and Montgomery 1994, "Division by Invariant Integers using Multiplication").
 
+#[cfg(target_arch = "nvptx64")]
+use crate::tile::registers::opaque;
+
 /// A number to divide by.
 #[repr(C)]
 #[cfg_attr(not(target_arch = "nvptx64"), derive(bytemuck::NoUninit))]
@@ -34,6 +37,17 @@ impl Divisor {
             value,
             multiplier: (1u64 << shift).div_ceil(value as u64) as u32,
             shift,
+        }
+    }
+
+    /// A copy whose multiplier and shift are read one by one: read together, they leave it in local memory where a branch
+    /// reads the number.
+    #[cfg(target_arch = "nvptx64")]
+    #[inline(always)]
+    pub fn one_by_one(&self) -> Self {
+        Divisor {
+            multiplier: opaque(self.multiplier),
+            ..*self
         }
     }
 

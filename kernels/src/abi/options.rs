@@ -182,6 +182,9 @@ pub enum Switch {
     /// Maxima follow every block of keys. Otherwise the rows of a warp vote on that, and a row's roundings depend on its
     /// neighbours.
     Exact,
+    /// Query tiles have the rows of all heads that share a key/value head, without options of pairs or slopes. A row has the bits that it
+    /// has without it, where [`Exact`](Self::Exact) is on.
+    Group,
 }
 
 impl Switch {
@@ -202,6 +205,7 @@ impl Switch {
         Switch::MaskBits,
         Switch::Pages,
         Switch::Exact,
+        Switch::Group,
     ];
 
     /// Combinations that the kernels are assembled with before any call asks for them: each alone, and some together.
@@ -219,6 +223,8 @@ impl Switch {
         &[Switch::Ranges, Switch::Pages],
         &[Switch::Exact],
         &[Switch::Ranges, Switch::Pages, Switch::Exact],
+        &[Switch::Exact, Switch::Group],
+        &[Switch::Ranges, Switch::Pages, Switch::Exact, Switch::Group],
         &[Switch::Ranges, Switch::Alibi],
         &[Switch::Ranges, Switch::AlibiRows],
         &[Switch::Softcap, Switch::Alibi],
@@ -242,6 +248,7 @@ impl Switch {
                 | Switch::Ranges
                 | Switch::Pages
                 | Switch::Exact
+                | Switch::Group
         )
     }
 
@@ -263,13 +270,22 @@ impl Switch {
             Switch::MaskBits => ("mask", 2),
             Switch::Pages => ("pages", 1),
             Switch::Exact => ("exact", 1),
+            Switch::Group => ("group", 1),
         }
     }
 
     /// Whether kernels of gradients have it. Their tiles are transposed: a lane has no neighbouring keys. Pages have no gradients,
-    /// and gradients no maxima.
+    /// and gradients no maxima and no tiles of several heads.
     pub const fn is_of_gradients(self) -> bool {
-        !matches!(self, Switch::BiasVectors | Switch::Pages | Switch::Exact)
+        !matches!(
+            self,
+            Switch::BiasVectors | Switch::Pages | Switch::Exact | Switch::Group
+        )
+    }
+
+    /// Whether kernels whose tiles always have rows of several heads have it.
+    pub const fn is_of_groups(self) -> bool {
+        !self.is_of_pairs() && !matches!(self, Switch::Group)
     }
 
     /// The name in messages.
@@ -290,6 +306,7 @@ impl Switch {
             Switch::MaskBits => "mask_bits",
             Switch::Pages => "pages",
             Switch::Exact => "exact",
+            Switch::Group => "group",
         }
     }
 }

@@ -60,6 +60,13 @@ impl Forward {
         self.kind.main_loop == Loop::DecodeE4m3
     }
 
+    /// Whether a [switch](crate::abi::Switch::Group) makes rows of one head those of all heads that share a key/value head.
+    pub fn may_group(&self) -> bool {
+        let kind = self.kind;
+        let is_single = !kind.is_grouped() && self.slices() == 1;
+        kind.mask.has_options() && !kind.multiplies_e4m3() && is_single
+    }
+
     /// Slices of O's columns, each with query tiles of its own.
     pub fn slices(&self) -> u32 {
         match self.kind.main_loop {
@@ -187,6 +194,7 @@ impl Forward {
         let name = format!("{kind}_{element}_d{dim}{of_tile}{suffix}");
         let heads = match (self.kind.rows, self.slices()) {
             (Rows::Group, _) => "HeadGroup".to_owned(),
+            (Rows::Head, 1) if self.may_group() => "HeadOrGroup".to_owned(),
             (Rows::Head, 1) => "OneHead".to_owned(),
             (Rows::Head, slices) => format!("HeadSlice<{slices}>"),
         };

@@ -51,6 +51,9 @@ switches! {
 
     /// Whether [`Switch::Exact`](crate::abi::Switch::Exact) is on.
     exact = "exact" as bool, is_on;
+
+    /// Whether [`Switch::Group`](crate::abi::Switch::Group) is on.
+    group = "group" as bool, is_on;
 }
 
 #[inline(always)]

@@ -132,7 +132,7 @@ macro_rules! entries {
             use $crate::abi::{BackwardParams, ForwardParams, Sm90BackwardParams, Sm90Params};
             use $crate::attention::custom::{CustomMask, CustomScore};
             use $crate::attention::forward::Unwatched;
-            use $crate::attention::workload::heads::{HeadSlice, OneHead};
+            use $crate::attention::workload::heads::HeadOrGroup;
             use $crate::tile::{Bf16, F16};
             use $crate::{attention, entry};
 

@@ -6,7 +6,7 @@ use crate::attention::options::score::{Corner, Score};
 use crate::attention::workload::heads::Heads;
 use crate::attention::workload::sequence::Split;
 use crate::attention::workload::walk::Runs;
-use crate::attention::{Team, Warp, WorkTile};
+use crate::attention::{Softmax, Team, Warp, WorkTile};
 use crate::tile::whole::map_rows;
 use crate::tile::{Fixed, SharedTile};
 use core::ops::Range;
@@ -95,17 +95,31 @@ pub unsafe fn warp_with<
     q_tile: SharedTile<DT>,
     team: &Team<T>,
 ) -> Warp<MT, DT, OT, QT, Fixed, C> {
-    let head = work.heads.first();
     let corner = Corner::new(row as i32, 0, work.sequence, split);
     // SAFETY: the caller's promise.
     let mut warp = unsafe { Warp::new(q_tile, corner, score, team) };
     // A sink counts once in each row.
     let first = team.side == 0;
-    if H::STRIDED {
-        warp.softmax.take_sink(C::sink(params, split, head), first);
-    } else {
-        let sink = |i| C::sink(params, split, work.heads.query_and_head(row + i).1);
-        warp.softmax.take_sinks(map_rows(sink), first);
-    }
+    take_sinks::<H, C, MT>(&mut warp.softmax, params, work, split, row as i32, first);
     warp
+}
+
+/// The sinks of a warp's rows from `row` on, which may lie before row 0, in their sums. Of a team the `first` warp counts them.
+#[inline(always)]
+pub fn take_sinks<H: Heads, C: Score, const MT: usize>(
+    softmax: &mut Softmax<MT>,
+    params: &ForwardParams,
+    work: &WorkTile<H>,
+    split: Split,
+    row: i32,
+    first: bool,
+) {
+    let sink = |head| C::sink(params, split, head);
+    match H::are_strided() {
+        true => softmax.take_sink(sink(work.heads.first()), first),
+        false => {
+            let head = |i| work.heads.query_and_head((row + i as i32).max(0) as u32).1;
+            softmax.take_sinks(map_rows(|i| sink(head(i))), first);
+        }
+    }
 }

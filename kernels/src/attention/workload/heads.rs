@@ -3,13 +3,21 @@
 use crate::abi::{Divisor, ForwardParams, TensorRef};
 use crate::layout::element;
 use crate::layout::rows::{Grouped, Rows, Strided};
+#[cfg(target_arch = "nvptx64")]
+use crate::ptx::switch;
 
 /// The query heads whose queries are the rows of a tile.
 ///
 /// Later rows are never earlier queries, so that under the causal mask later rows see no fewer keys.
 pub trait Heads: Copy {
-    /// Whether the rows of a tile lie a stride apart, as the rows of a tensor map's box do.
+    /// Whether the rows of a tile may lie a stride apart, as the rows of a tensor map's box do.
     const STRIDED: bool;
+
+    /// Whether the rows of the launch's tiles do.
+    #[inline(always)]
+    fn are_strided() -> bool {
+        Self::STRIDED
+    }
 
     /// Where the rows of q and o lie.
     type Rows: Rows;
@@ -183,6 +191,113 @@ impl Heads for HeadGroup {
             heads: self.group,
             first: 0,
         }
+    }
+}
+
+/// [`OneHead`] or, where [`Switch::Group`](crate::abi::Switch::Group) is on, [`HeadGroup`].
+#[cfg(target_arch = "nvptx64")]
+#[derive(Clone, Copy)]
+pub struct HeadOrGroup {
+    tile_head: u32,
+    group: Divisor,
+}
+
+#[cfg(target_arch = "nvptx64")]
+impl Heads for HeadOrGroup {
+    const STRIDED: bool = true;
+    type Rows = StridedOrGrouped;
+
+    #[inline(always)]
+    fn are_strided() -> bool {
+        !switch::group()
+    }
+
+    #[inline(always)]
+    fn new(params: &ForwardParams, tile_head: u32) -> Self {
+        HeadOrGroup {
+            tile_head,
+            group: params.group.one_by_one(),
+        }
+    }
+
+    #[inline(always)]
+    fn first(&self) -> u32 {
+        let of_group = self.tile_head * self.group.value;
+        choose(of_group, self.tile_head)
+    }
+
+    #[inline(always)]
+    fn kv_head(&self) -> u32 {
+        let of_head = self.group.divide(self.tile_head).0;
+        choose(self.tile_head, of_head)
+    }
+
+    #[inline(always)]
+    fn row_count(&self, queries: u32) -> u32 {
+        let of_group = queries * self.group.value;
+        choose(of_group, queries)
+    }
+
+    #[inline(always)]
+    fn query_and_head(&self, row: u32) -> (u32, u32) {
+        let (query, head) = self.group.divide(row);
+        (choose(query, row), self.first() + choose(head, 0))
+    }
+
+    #[inline(always)]
+    fn rows(&self, tensor: &TensorRef, first_head: Strided) -> StridedOrGrouped {
+        StridedOrGrouped(Grouped {
+            head: first_head,
+            head_bytes: element::bytes(tensor.head_stride),
+            heads: self.group,
+            first: 0,
+        })
+    }
+}
+
+/// The first number where rows are those of several heads, else the other one.
+#[cfg(target_arch = "nvptx64")]
+#[inline(always)]
+fn choose(of_group: u32, of_head: u32) -> u32 {
+    if switch::group() { of_group } else { of_head }
+}
+
+/// The rows of [`HeadOrGroup`].
+#[cfg(target_arch = "nvptx64")]
+#[derive(Clone, Copy)]
+pub struct StridedOrGrouped(Grouped);
+
+#[cfg(target_arch = "nvptx64")]
+impl Rows for StridedOrGrouped {
+    #[inline(always)]
+    fn elements(&self) -> u32 {
+        self.0.elements()
+    }
+
+    #[inline(always)]
+    fn at(&self, row: u32) -> u64 {
+        match switch::group() {
+            false => self.0.head.at(self.0.first + row),
+            true => self.0.at(row),
+        }
+    }
+
+    #[inline(always)]
+    fn below(&self, above: u64, down: u32, row: u32) -> u64 {
+        match switch::group() {
+            false => self.0.head.below(above, down, row),
+            true => self.0.at(row),
+        }
+    }
+
+    #[inline(always)]
+    fn skip(self, rows: u32) -> Self {
+        StridedOrGrouped(self.0.skip(rows))
+    }
+
+    #[inline(always)]
+    fn skip_bytes(self, bytes: u64) -> Self {
+        StridedOrGrouped(self.0.skip_bytes(bytes))
     }
 }
 

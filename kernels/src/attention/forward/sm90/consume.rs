@@ -1,5 +1,6 @@
 //! The consumers' loop over tiles and blocks of keys: Algorithm 1 of FlashAttention-2 (Dao 2023).
 
+use super::super::begin::take_sinks;
 use super::ROWS;
 use super::consumer::Consumer;
 use super::job::{Job, Part};
@@ -92,7 +93,9 @@ pub unsafe fn consume<K: Kernel, const OT: usize, const NT: usize, const NQ: u32
                 j = opaque(j - 1);
                 consumer.pass();
             }
-            let mut rows = Rows::<OT, NT>::new(scale, K::Score::sink(params, split, heads));
+            let mut rows = Rows::<OT, NT>::new(scale);
+            let row = part.first + K::warp_row() as i32;
+            take_sinks::<_, K::Score, 1>(&mut rows.softmax, params, &part.work, split, row, true);
             if walk.sees(j) {
                 consumer.prepare_q(params, &part, scale.negative);
                 let mut runs = tile.runs(&part, walk.own_start(), j);

@@ -218,7 +218,7 @@ impl<K: Kernel> Producer<K> {
         // SAFETY: the caller's promise.
         unsafe {
             self.give_job(q, job);
-            if K::Heads::STRIDED {
+            if K::Heads::are_strided() {
                 let row = part.first + (warpgroup * ROWS) as i32;
                 let place = (row, part.work.heads.first(), part.work.sequence.batch);
                 mbarrier::arrive_expect_once(full, self.memory.q_bytes());

@@ -19,7 +19,7 @@ impl<K: Kernel, const OT: usize, const NT: usize, const S: u32> Consumer<K, OT, 
     pub unsafe fn prepare_q(&self, params: &ForwardParams, part: &Part<K>, is_negative: bool) {
         // SAFETY: the caller's promise.
         unsafe {
-            if !K::Heads::STRIDED {
+            if !K::Heads::are_strided() {
                 let row = K::warp_row();
                 self.copy_q(params, &part.work, part.first + row as i32, row);
                 barrier::some(1 + K::consumer(), 128);
@@ -66,9 +66,14 @@ impl<K: Kernel, const OT: usize, const NT: usize, const S: u32> Consumer<K, OT, 
         first: i32,
         row: u32,
     ) {
-        /// Chunks that a lane loads at once.
+        /// The most chunks that a lane loads at once.
         const AT_ONCE: usize = 8;
-        const { assert!(K::Heads::STRIDED || K::D <= 128 || K::D.is_multiple_of(128)) }
+        // A lane has a chunk for each 16 columns.
+        let at_once = match K::D {
+            192 => AT_ONCE / 2,
+            d => AT_ONCE.min(d as usize / 16),
+        };
+        const { assert!(K::D <= 128 || K::D == 192 || K::D.is_multiple_of(128)) }
         let q = self.memory.q(self.slot);
         let rows = work.q_rows(&params.q);
         let (mut chunk, end) = (special::lane(), 16 * K::D / element::CHUNK);
@@ -84,7 +89,7 @@ impl<K: Kernel, const OT: usize, const NT: usize, const S: u32> Consumer<K, OT, 
             let mut chunks = [[0; 4]; AT_ONCE];
             // SAFETY: the caller's promise; chunks that exist are readable.
             unsafe {
-                for i in 0..AT_ONCE.min(end as usize / 32) {
+                for i in 0..at_once {
                     let (below, column) = place(i);
                     let exists = column < rows.elements();
                     let address = rows.at((first + below as i32).max(0) as u32);
@@ -94,12 +99,12 @@ impl<K: Kernel, const OT: usize, const NT: usize, const S: u32> Consumer<K, OT, 
                     let keep = if exists { u32::MAX } else { 0 };
                     chunks[i] = [a & keep, b & keep, c & keep, d & keep];
                 }
-                for i in 0..AT_ONCE.min(end as usize / 32) {
+                for i in 0..at_once {
                     let (below, column) = place(i);
                     shared::store_u32x4(q.chunk(row + below, column), chunks[i]);
                 }
             }
-            chunk += 32 * AT_ONCE as u32;
+            chunk += 32 * at_once as u32;
         }
         bulk::fence();
     }

@@ -85,13 +85,11 @@ where
     [Accumulator; OT]: Product,
     [Accumulator; NT]: Product,
 {
-    /// Line 5: before the first block, with a `sink` in each row's sum.
+    /// Line 5: before the first block.
     #[inline(always)]
-    pub fn new(scale: SoftmaxScale, sink: f32) -> Self {
-        let mut softmax = Softmax::<1>::new(scale);
-        softmax.take_sink(sink, true);
+    pub fn new(scale: SoftmaxScale) -> Self {
         Rows {
-            softmax,
+            softmax: Softmax::new(scale),
             o: [Accumulator::ZERO; OT],
             s: [Accumulator::ZERO; NT],
             p: [Operand::ZERO; NT],

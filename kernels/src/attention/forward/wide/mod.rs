@@ -98,7 +98,7 @@ pub unsafe fn wide<
         for _ in 0..S - 1 {
             CpAsync::<S>.fill(|| stream.load_next::<C>());
         }
-        let mut rows = Rows::<C, OT>::new(&tile, team.side == 0);
+        let mut rows = Rows::<C, OT>::new(&tile, team.row, team.side == 0);
         let mut j = walk.end();
         while walk.sees(j) {
             j -= 1;

@@ -4,6 +4,7 @@ use super::stream::Stream;
 use super::tile::Tile;
 use super::{MT, NT};
 use crate::abi::ForwardParams;
+use crate::attention::forward::begin;
 use crate::attention::options::mask::Mask;
 use crate::attention::options::score::{Corner, Score};
 use crate::attention::steps::softmax::Total;
@@ -49,13 +50,14 @@ pub struct Rows<C, const OT: usize> {
 }
 
 impl<C: Score, const OT: usize> Rows<C, OT> {
-    /// Line 5: `O = 0, l = 0, m = -inf`. Of a team the `first` warp counts the sink.
+    /// Line 5: `O = 0, l = 0, m = -inf`. Of the team that has the rows from `row` on the `first` warp counts sinks.
     #[inline(always)]
-    pub fn new<M: Mask, H: Heads>(tile: &Tile<M, H>, first: bool) -> Self {
-        let (params, head) = (tile.params, tile.work.heads.first());
-        let score = C::new(params, tile.work.sequence.batch, head);
+    pub fn new<M: Mask, H: Heads>(tile: &Tile<M, H>, row: u32, first: bool) -> Self {
+        let (params, work) = (tile.params, &tile.work);
+        let score = begin::score::<H, C>(params, work);
         let mut softmax = Softmax::new(score.scale());
-        softmax.take_sink(C::sink(params, tile.split, head), first);
+        let row = (work.first + row) as i32;
+        begin::take_sinks::<H, C, MT>(&mut softmax, params, work, tile.split, row, first);
         let o = [[Accumulator::ZERO; OT]; MT];
         Rows { score, softmax, o }
     }

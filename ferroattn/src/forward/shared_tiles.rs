@@ -1,0 +1,130 @@
+//! Batch invariant calls whose heads share tiles, by [`Switch::Group`]: a tile reads the keys once for all heads of a group.
+//!
+//! A row has the same bits either way: maxima follow its own scores, and the kernel adds the same keys in the same order. So the choice
+//! may depend on the batch.
+
+use super::main_kernel::MainKernel;
+use super::schedule::{Division, Schedule};
+use super::{Problem, RawForward};
+use crate::device::Facts;
+use crate::error::Result;
+use crate::options::{self, WARPGROUP_ROWS};
+use kernels::abi::{MAX_SEQLEN, Switch};
+
+/// The kernel and its schedule where heads share tiles, if they can, and that costs no time.
+///
+/// Where blocks do not fill the device, tiles with more rows would take longer, and bytes are not what bounds them.
+pub(super) fn shared(
+    kernel: &MainKernel,
+    schedule: &Schedule,
+    (problem, args): (&Problem, &RawForward),
+    facts: &Facts,
+    division: Division,
+) -> Result<Option<(MainKernel, Schedule)>> {
+    if !may_share(kernel, problem, args) {
+        return Ok(None);
+    }
+    let mut shared = MainKernel {
+        is_grouped: true,
+        ..*kernel
+    };
+    shared.entry.switches = kernel.entry.switches.with(Switch::Group, true);
+    let of_groups = Schedule::new(&shared, problem, facts, division)?;
+    let time = |schedule| time(kernel, schedule, problem, facts);
+    Ok((time(&of_groups) <= time(schedule)).then_some((shared, of_groups)))
+}
+
+/// Whether heads can share tiles, of which each alone would leave half empty.
+fn may_share(kernel: &MainKernel, problem: &Problem, args: &RawForward) -> bool {
+    let (queries, group) = (problem.seqlen_q, problem.group());
+    let of_one_dim = Problem {
+        dim_v: problem.dim,
+        ..*problem
+    };
+    let options = &args.options;
+    let has_pairs = options::first_of_pairs(&of_one_dim, options).is_some();
+    // Kernels that load by maps would copy rows of q as long as those of o.
+    let has_one_length = kernel.map_dim.is_none() || problem.dim == problem.dim_v;
+    let is_served = kernel.may_group && options.alibi.is_none() && !has_pairs && has_one_length;
+    let is_short = queries <= kernel.q_rows as usize / 2;
+    let fits = queries as u128 * group as u128 <= u128::from(MAX_SEQLEN);
+    options.batch_invariant && is_served && group > 1 && is_short && fits
+}
+
+/// The time that products take, in that of a part of a tile: rounds of blocks, times the parts of a tile that have rows.
+fn time(kernel: &MainKernel, schedule: &Schedule, problem: &Problem, facts: &Facts) -> u64 {
+    /// Rows of a warp of the kernels without tensor maps.
+    const WARP_ROWS: u32 = 16;
+    let part = match kernel.map_dim {
+        Some(_) => WARPGROUP_ROWS,
+        None => WARP_ROWS,
+    };
+    let parts = |rows: u64| rows.div_ceil(part.into());
+    let rows = problem.seqlen_q as u64 * u64::from(schedule.packed);
+    let slots = facts.multiprocessors * kernel.resident_blocks(facts).max(1);
+    let rounds = u64::from(schedule.blocks.div_ceil(slots));
+    let of_all = (rounds * parts(rows)).div_ceil(schedule.q_tiles.into());
+    of_all.max(parts(rows.min(kernel.q_rows.into())))
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::attention::Attention;
+    use crate::device::{Class, Facts};
+    use crate::error::Result;
+    use crate::forward::{Problem, RawForward};
+    use crate::plan::Plan;
+    use crate::tensor::{Dtype, RawTensor};
+    use kernels::abi::Switch;
+
+    /// The plan of a batch invariant call with lengths, on an H100, of `[batch, heads, seqlen_q]` and `kv_heads`.
+    fn plan(
+        attention: &Attention,
+        [batch, heads, seqlen_q]: [usize; 3],
+        kv_heads: usize,
+        [dim, dim_v]: [usize; 2],
+    ) -> Result<Plan> {
+        let q = [batch, heads, seqlen_q, dim];
+        let [k, v] = [dim, dim_v].map(|dim| [batch, kv_heads, 4096, dim]);
+        let problem = Problem::new(q, k, v, true, None)?;
+        let args = RawForward::row_major(&problem);
+        let attention = attention.clone().causal(true).batch_invariant(true);
+        let attention = attention.window(Some(4000), None);
+        attention.plan(Some(&Facts::emulated(Class::Sm90)), Dtype::Bf16, &args)
+    }
+
+    /// Whether heads share tiles, and the blocks of attention.
+    fn shared(plan: Result<Plan>) -> (bool, u32) {
+        let plan = plan.expect("a plan");
+        let main = plan
+            .steps
+            .iter()
+            .find(|step| step.entry.name == plan.kernel);
+        let main = main.expect("attention");
+        (main.entry.switches.has(Switch::Group), main.blocks)
+    }
+
+    #[test]
+    fn heads_share_tiles_where_that_costs_no_time() {
+        let of = |shape, kv_heads| shared(plan(&Attention::new(), shape, kv_heads, [128; 2]));
+        // 64 sequences fill the device, one does not: the rows of a group are those of a warpgroup.
+        assert_eq!(of([64, 32, 1], 8), (true, 132));
+        assert_eq!(of([1, 32, 1], 8), (true, 8));
+        assert_eq!(of([1, 32, 16], 8), (true, 8));
+        // Three warpgroups would take longer than one in a block of each head, unless blocks are many.
+        assert_eq!(of([1, 32, 64], 8), (false, 32));
+        assert_eq!(of([64, 32, 64], 8), (true, 132));
+        // Tiles that a head fills by half, and heads that share no keys.
+        assert_eq!(of([64, 32, 97], 8), (false, 132));
+        assert_eq!(of([64, 8, 1], 8), (false, 132));
+    }
+
+    #[test]
+    fn what_a_head_has_of_its_own_is_not_shared() {
+        let shape = [64, 32, 1];
+        let of = |attention: &Attention, dims| shared(plan(attention, shape, 8, dims)).0;
+        assert!(of(&Attention::new().softcap(30.0), [128; 2]));
+        assert!(of(&Attention::new().split_keys(1024), [128; 2]));
+        assert!(!of(&Attention::new(), [128, 64]));
+    }
+}
