@@ -25,6 +25,7 @@ pub fn tests() -> Vec<Test> {
     let tests = vec![
         Test::new("chunks", each(chunks)),
         Test::new("heads", each(heads)),
+        Test::new("head_dims", head_dims),
         Test::new("neighbours", each(neighbours)),
         Test::new("packed", each(packed)),
         Test::new("prefix", prefix),
@@ -38,8 +39,8 @@ pub fn tests() -> Vec<Test> {
 /// Ends of chunks: of one query, of few, and of more than a tile.
 const CUTS: [usize; 8] = [0, 1, 2, 67, 130, 131, 134, TOKENS];
 
-/// Chunks whose heads share tiles, at least where blocks fill the device.
-const SHORT: [Range<usize>; 3] = [130..131, 131..134, 67..130];
+/// Chunks whose heads share tiles, at least where blocks fill the device: the last one on Hopper alone.
+const SHORT: [Range<usize>; 4] = [130..131, 131..134, 100..130, 67..130];
 
 /// Shapes with and without options, of several main loops.
 const SETTINGS: &[Setting] = &[
@@ -107,6 +108,28 @@ pub fn runs_of_chunks(kernel: &'static str) -> Vec<Run> {
     })]
 }
 
+/// Chunks of few queries by a kernel of bf16, whose heads share tiles, for its mutants: heads alone are groups of one.
+pub fn runs_of_groups(kernel: &'static str, dim: usize) -> Vec<Run> {
+    let chunks = match kernel.starts_with("hopper") {
+        true => &SHORT[..],
+        false => &SHORT[..3],
+    };
+    vec![Box::new(move |device| {
+        let setting = Setting {
+            heads: [16, 4],
+            dim,
+            sinks: true,
+            ..PLAIN
+        };
+        let call = Call::new(device, &setting)?;
+        let call = Call {
+            kernel: Some(kernel),
+            ..call
+        };
+        heads_of(call, chunks).map(drop)
+    })]
+}
+
 /// Packed sequences, for the mutants of kernels that spread and gather them.
 pub fn runs_of_packed() -> Vec<Run> {
     vec![Box::new(|device| {
@@ -133,17 +156,30 @@ fn chunks_of<T: Element>(call: Call) -> Outcome {
 
 /// Chunks of all heads have the bits that each head has in a call of its own, where it shares no tile.
 fn heads(device: &Device, setting: &Setting) -> Outcome {
-    heads_of(Call::new(device, setting)?)
+    heads_of(Call::new(device, setting)?, &SHORT)
 }
 
-fn heads_of(call: Call) -> Outcome {
+/// [`heads`] of every head dim that has a kernel.
+fn head_dims(device: &Device) -> Outcome {
+    for dim in [24, 96, 192, 256, 384] {
+        let setting = Setting {
+            dim,
+            sinks: true,
+            ..PLAIN
+        };
+        heads(device, &setting)?;
+    }
+    PASSED
+}
+
+fn heads_of(call: Call, chunks: &[Range<usize>]) -> Outcome {
     let (device, setting) = (call.device, call.setting);
     let tokens = Tokens::<bf16>::new(setting, 1);
     let alone = Setting {
         heads: [1, 1],
         ..*setting
     };
-    for queries in SHORT {
+    for queries in chunks.iter().cloned() {
         let [mut o, mut lse] = [Bits::new(), Bits::new()];
         for head in 0..setting.heads[0] {
             let of_head = Call {

@@ -11,9 +11,8 @@ use crate::error::Result;
 use crate::options::{self, WARPGROUP_ROWS};
 use kernels::abi::{MAX_SEQLEN, Switch};
 
-/// The kernel and its schedule where heads share tiles, if they can, and that costs no time.
-///
-/// Where blocks do not fill the device, tiles with more rows would take longer, and bytes are not what bounds them.
+/// The kernel and its schedule where heads share tiles, if they can, and that costs no time: where blocks do not fill the device, it
+/// may take longer to compute a tile of many rows than tiles of few beside each other.
 pub(super) fn shared(
     kernel: &MainKernel,
     schedule: &Schedule,
@@ -51,7 +50,7 @@ fn may_share(kernel: &MainKernel, problem: &Problem, args: &RawForward) -> bool 
     options.batch_invariant && is_served && group > 1 && is_short && fits
 }
 
-/// The time that products take, in that of a part of a tile: rounds of blocks, times the parts of a tile that have rows.
+/// The time that products take: of the parts of tiles that have rows, or of the fullest tile where blocks do not fill the device.
 fn time(kernel: &MainKernel, schedule: &Schedule, problem: &Problem, facts: &Facts) -> u64 {
     /// Rows of a warp of the kernels without tensor maps.
     const WARP_ROWS: u32 = 16;
@@ -61,10 +60,9 @@ fn time(kernel: &MainKernel, schedule: &Schedule, problem: &Problem, facts: &Fac
     };
     let parts = |rows: u64| rows.div_ceil(part.into());
     let rows = problem.seqlen_q as u64 * u64::from(schedule.packed);
-    let slots = facts.multiprocessors * kernel.resident_blocks(facts).max(1);
-    let rounds = u64::from(schedule.blocks.div_ceil(slots));
-    let of_all = (rounds * parts(rows)).div_ceil(schedule.q_tiles.into());
-    of_all.max(parts(rows.min(kernel.q_rows.into())))
+    let slots = u64::from(facts.multiprocessors * kernel.resident_blocks(facts));
+    let of_all = u64::from(schedule.blocks / schedule.q_tiles) * parts(rows);
+    of_all.max(slots * parts(rows.min(kernel.q_rows.into())))
 }
 
 #[cfg(test)]
