@@ -179,7 +179,7 @@ fn heads_of(call: Call, chunks: &[Range<usize>]) -> Outcome {
         heads: [1, 1],
         ..*setting
     };
-    for queries in chunks.iter().cloned() {
+    for queries in chunks {
         let [mut o, mut lse] = [Bits::new(), Bits::new()];
         for head in 0..setting.heads[0] {
             let of_head = Call {

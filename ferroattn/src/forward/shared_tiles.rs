@@ -69,60 +69,58 @@ fn time(kernel: &MainKernel, schedule: &Schedule, problem: &Problem, facts: &Fac
 mod tests {
     use crate::attention::Attention;
     use crate::device::{Class, Facts};
-    use crate::error::Result;
     use crate::forward::{Problem, RawForward};
-    use crate::plan::Plan;
     use crate::tensor::{Dtype, RawTensor};
     use kernels::abi::Switch;
 
-    /// The plan of a batch invariant call with lengths, on an H100, of `[batch, heads, seqlen_q]` and `kv_heads`.
-    fn plan(
-        attention: &Attention,
-        [batch, heads, seqlen_q]: [usize; 3],
-        kv_heads: usize,
-        [dim, dim_v]: [usize; 2],
-    ) -> Result<Plan> {
+    /// A call of `[batch, heads, seqlen_q]` on 4096 keys of 8 heads.
+    fn call([batch, heads, seqlen_q]: [usize; 3], [dim, dim_v]: [usize; 2]) -> RawForward {
         let q = [batch, heads, seqlen_q, dim];
-        let [k, v] = [dim, dim_v].map(|dim| [batch, kv_heads, 4096, dim]);
-        let problem = Problem::new(q, k, v, true, None)?;
-        let args = RawForward::row_major(&problem);
-        let attention = attention.clone().causal(true).batch_invariant(true);
-        let attention = attention.window(Some(4000), None);
-        attention.plan(Some(&Facts::emulated(Class::Sm90)), Dtype::Bf16, &args)
+        let [k, v] = [dim, dim_v].map(|dim| [batch, 8, 4096, dim]);
+        RawForward::row_major(&Problem::new(q, k, v, true, None).expect("valid"))
     }
 
-    /// Whether heads share tiles, and the blocks of attention.
-    fn shared(plan: Result<Plan>) -> (bool, u32) {
+    /// Whether heads share tiles on an H100, in a batch invariant call with a window, and the blocks of attention.
+    fn shared(attention: &Attention, args: &RawForward) -> (bool, u32) {
+        let attention = attention.clone().causal(true).batch_invariant(true);
+        let attention = attention.window(Some(4000), None);
+        let plan = attention.plan(Some(&Facts::emulated(Class::Sm90)), Dtype::Bf16, args);
         let plan = plan.expect("a plan");
-        let main = plan
-            .steps
-            .iter()
-            .find(|step| step.entry.name == plan.kernel);
+        let mut steps = plan.steps.iter();
+        let main = steps.find(|step| step.entry.name == plan.kernel);
         let main = main.expect("attention");
         (main.entry.switches.has(Switch::Group), main.blocks)
     }
 
     #[test]
     fn heads_share_tiles_where_that_costs_no_time() {
-        let of = |shape, kv_heads| shared(plan(&Attention::new(), shape, kv_heads, [128; 2]));
+        let of = |shape| shared(&Attention::new(), &call(shape, [128; 2]));
         // 64 sequences fill the device, one does not: the rows of a group are those of a warpgroup.
-        assert_eq!(of([64, 32, 1], 8), (true, 132));
-        assert_eq!(of([1, 32, 1], 8), (true, 8));
-        assert_eq!(of([1, 32, 16], 8), (true, 8));
+        assert_eq!(of([64, 32, 1]), (true, 132));
+        assert_eq!(of([1, 32, 1]), (true, 8));
+        assert_eq!(of([1, 32, 16]), (true, 8));
         // Three warpgroups would take longer than one in a block of each head, unless blocks are many.
-        assert_eq!(of([1, 32, 64], 8), (false, 32));
-        assert_eq!(of([64, 32, 64], 8), (true, 132));
+        assert_eq!(of([1, 32, 64]), (false, 32));
+        assert_eq!(of([64, 32, 64]), (true, 132));
         // Tiles that a head fills by half, and heads that share no keys.
-        assert_eq!(of([64, 32, 97], 8), (false, 132));
-        assert_eq!(of([64, 8, 1], 8), (false, 132));
+        assert_eq!(of([64, 32, 97]), (false, 132));
+        assert_eq!(of([64, 8, 1]), (false, 132));
     }
 
     #[test]
     fn what_a_head_has_of_its_own_is_not_shared() {
         let shape = [64, 32, 1];
-        let of = |attention: &Attention, dims| shared(plan(attention, shape, 8, dims)).0;
-        assert!(of(&Attention::new().softcap(30.0), [128; 2]));
-        assert!(of(&Attention::new().split_keys(1024), [128; 2]));
-        assert!(!of(&Attention::new(), [128, 64]));
+        let mut args = call(shape, [128; 2]);
+        for attention in [
+            Attention::new().softcap(30.0),
+            Attention::new().split_keys(1024),
+        ] {
+            assert!(shared(&attention, &args).0);
+        }
+        args.options.alibi = Some(RawTensor::row_major([64, 32]));
+        assert!(!shared(&Attention::new(), &args).0);
+        for dims in [[128, 64], [384, 384]] {
+            assert!(!shared(&Attention::new(), &call(shape, dims)).0);
+        }
     }
 }
