@@ -161,7 +161,7 @@ impl Forward {
             // Once a tile: ten words beside O of 256 columns, few beside fewer.
             (Loop::Fp8(_), 256) => 80,
             (Loop::Fp8(Levels::Two), 128) if !has_options => 32,
-            (Loop::Fp8(_), 64) if has_options => 16,
+            (Loop::Fp8(levels), 64) if has_options || levels == Levels::Two => 16,
             // Windows take registers: two kernels spill on `sm_120`.
             (Loop::Sm80, 256) | (Loop::Wide, 512) if has_options => 64,
             _ => 0,
