@@ -33,6 +33,7 @@ mod merge;
 mod mutants;
 mod options;
 mod other_devices;
+mod packed_queries;
 mod pages;
 mod prefix;
 mod random;
@@ -94,6 +95,7 @@ fn main() -> ExitCode {
         ("mutants", mutants::tests()),
         ("options", options::tests()),
         ("other_devices", other_devices::tests()),
+        ("packed_queries", packed_queries::tests()),
         ("pages", pages::tests()),
         ("prefix", prefix::tests()),
         ("random", random::tests()),

@@ -77,6 +77,7 @@ impl Descales {
     ) -> Result<[Tensor<f32, 2>; 2]> {
         let entries = match (self, &modifiers.pages) {
             (Descales::Pages, Some(pages)) => pages.count,
+            (Descales::Heads, Some(pages)) => pages.table(problem, modifiers.sequences.as_ref())[0],
             _ => problem.batch,
         };
         let of = |tensor| {
@@ -127,16 +128,28 @@ impl Pages {
         }
     }
 
+    /// The shape of the table: packed queries have a row for each sequence.
+    fn table(&self, p: &Problem, sequences: Option<&Sequences<Vec<i32>>>) -> [usize; 2] {
+        let rows = match sequences {
+            Some(Sequences::PackedQueries { kv, .. }) => kv.len(),
+            _ => p.batch,
+        };
+        [rows, p.batch * p.seqlen_kv / self.keys / rows.max(1)]
+    }
+
     /// The pages and the rows of them that a call reads.
     fn read(&self, p: &Problem, sequences: Option<&Sequences<Vec<i32>>>) -> HashSet<[usize; 2]> {
-        let most = p.seqlen_kv / self.keys;
         let entries = self.allowed().of;
+        let [count, most] = self.table(p, sequences);
+        let all = most * self.keys;
         let keys = |entry: usize| match sequences {
-            None => p.seqlen_kv,
-            Some(Sequences::Padded { kv, .. }) => (kv[entry].max(0) as usize).min(p.seqlen_kv),
+            None => all,
+            Some(Sequences::Padded { kv, .. } | Sequences::PackedQueries { kv, .. }) => {
+                (kv[entry].max(0) as usize).min(all)
+            }
             Some(Sequences::Packed { kv, .. }) => kv[kv.len() - 1].max(0) as usize,
         };
-        let rows = (0..p.batch).flat_map(|entry| (0..keys(entry)).map(move |key| [entry, key]));
+        let rows = (0..count).flat_map(|entry| (0..keys(entry)).map(move |key| [entry, key]));
         let rows = rows.map(|[entry, key]| {
             let page = entries[entry * most + key / self.keys];
             [page as usize, key % self.keys]
@@ -241,6 +254,10 @@ impl Modifiers {
                 q: offsets(of_q, q),
                 kv: offsets(of_kv, kv),
             },
+            Sequences::PackedQueries { q: of_q, kv: of_kv } => Sequences::PackedQueries {
+                q: offsets(of_q, q),
+                kv: lengths(of_kv, kv / of_kv.len() as i32),
+            },
         });
         let first_keys = self.first_keys.as_ref();
         let cache = self.cache.as_ref().map(|cache| Cache {
@@ -300,7 +317,7 @@ impl Modifiers {
         raw.pages = self
             .pages
             .as_ref()
-            .map(|pages| RawTensor::row_major([batch, keys / pages.keys]));
+            .map(|pages| RawTensor::row_major(pages.table(problem, sequences)));
         raw.e4m3_cache = self.e4m3.map(|_| RawE4m3Cache::default());
         raw
     }
@@ -308,7 +325,11 @@ impl Modifiers {
     /// For how many entries or sequences there are slopes, of a batch of so many.
     fn slopes(&self, batch: usize) -> usize {
         match &self.sequences {
-            Some(Sequences::Packed { q, .. }) if self.own_slopes => q.len() - 1,
+            Some(Sequences::Packed { q, .. } | Sequences::PackedQueries { q, .. })
+                if self.own_slopes =>
+            {
+                q.len() - 1
+            }
             _ => batch,
         }
     }
@@ -356,7 +377,7 @@ impl Modifiers {
         let first_keys = self.first_keys.as_ref().map(numbers);
         let cache_entries = self.cache.as_ref().map(|cache| numbers(&cache.of));
         let table = |pages: &Pages| {
-            let shape = [problem.batch, problem.seqlen_kv / pages.keys];
+            let shape = pages.table(problem, self.sequences.as_ref());
             Tensor::new(device, shape, &pages.of)
         };
         let pages = self.pages.as_ref().map(table);
@@ -485,6 +506,7 @@ impl ModifierTensors {
         call = match &self.sequences {
             Some(Sequences::Packed { q, kv }) => call.packed(q, kv),
             Some(Sequences::Padded { q, kv }) => call.padded(q, kv),
+            Some(Sequences::PackedQueries { q, kv }) => call.packed_queries(q, kv),
             None => call,
         };
         if let Some(first_keys) = &self.first_keys {

@@ -198,32 +198,73 @@ pub fn cached(cases: impl Strategy<Value = Case>) -> impl Strategy<Value = Case>
 pub fn paged(cases: impl Strategy<Value = Case>) -> impl Strategy<Value = Case> {
     let numbers = (any::<u64>(), 0..=12_usize, 0..=8_u32);
     (cases, numbers).prop_map(|(case, (seed, more, log2))| {
-        let keys = 1 << log2;
-        let most = case.seqlen_kv.div_ceil(keys);
-        let count = most + more;
-        let mut rng = StdRng::seed_from_u64(seed);
-        let lengths = match &case.modifiers.sequences {
-            Some(Sequences::Padded { kv, .. }) => kv.clone(),
-            _ => vec![i32::MAX; case.batch],
+        in_pages(case, 1 << log2, more, &mut StdRng::seed_from_u64(seed))
+    })
+}
+
+/// The case on pages of so many keys, of which so many more than an entry of `seqlen_kv` keys has.
+fn in_pages(case: Case, keys: usize, more: usize, rng: &mut StdRng) -> Case {
+    let most = case.seqlen_kv.div_ceil(keys);
+    let count = most + more;
+    let lengths = match &case.modifiers.sequences {
+        Some(Sequences::Padded { kv, .. } | Sequences::PackedQueries { kv, .. }) => kv.clone(),
+        _ => vec![i32::MAX; case.batch],
+    };
+    let mut pages: Vec<i32> = (0..count as i32).collect();
+    let of = lengths.iter().flat_map(|&length| {
+        pages.shuffle(rng);
+        let number = |index| match index * keys < length.max(0) as usize {
+            true => pages[index],
+            false => [-1, i32::MIN, i32::MAX, count as i32][rng.random_range(0..4)],
         };
-        let mut pages: Vec<i32> = (0..count as i32).collect();
-        let of = lengths.iter().flat_map(|&length| {
-            pages.shuffle(&mut rng);
-            let number = |index| match index * keys < length.max(0) as usize {
-                true => pages[index],
-                false => [-1, i32::MIN, i32::MAX, count as i32][rng.random_range(0..4)],
-            };
-            (0..most).map(number).collect::<Vec<_>>()
-        });
-        let of = of.collect();
-        Case {
-            seqlen_kv: most * keys,
-            modifiers: Modifiers {
-                pages: Some(Pages { count, keys, of }),
-                ..case.modifiers
-            },
+        (0..most).map(number).collect::<Vec<_>>()
+    });
+    let of: Vec<i32> = of.collect();
+    Case {
+        // Of packed queries the keys of all sequences.
+        seqlen_kv: of.len() / case.batch * keys,
+        modifiers: Modifiers {
+            pages: Some(Pages { count, keys, of }),
+            ..case.modifiers
+        },
+        ..case
+    }
+}
+
+/// The case with packed queries of up to 6 sequences, which have slopes of their own where there are some, on [pages](paged). Some are
+/// empty, some lie beside rows of no sequence, and some have more queries than keys. Options for each pair of query and key are off.
+pub fn of_packed_queries(cases: impl Strategy<Value = Case>) -> impl Strategy<Value = Case> {
+    let part = || prop_oneof![1 => Just(0.0), 1 => Just(1.0), 3 => 0.0..=1.0_f64];
+    let sequences = (vec(part(), 2..=7), vec(part(), 6), 0..=8_u32, any::<bool>());
+    let cases = (cases, sequences).prop_map(|(case, (q, kv, log2, own_slopes))| {
+        let count = q.len() - 1;
+        let of = |parts: &[f64], rows: usize| -> Vec<i32> {
+            let parts = parts.iter();
+            parts
+                .map(|part| (part * rows as f64).round() as i32)
+                .collect()
+        };
+        let mut offsets = of(&q, case.seqlen_q);
+        offsets.sort_unstable();
+        let kv = of(&kv[..count], case.seqlen_kv);
+        let modifiers = Modifiers {
+            bias: None,
+            mask: None,
+            dim_v: None,
+            own_slopes: own_slopes && case.modifiers.alibi,
+            sequences: Some(Sequences::PackedQueries { q: offsets, kv }),
+            ..case.modifiers
+        };
+        let page = 1 << log2;
+        let case = Case {
+            batch: 1,
+            modifiers,
             ..case
-        }
+        };
+        (case, page)
+    });
+    (cases, any::<u64>(), 0..=12_usize).prop_map(|((case, keys), seed, more)| {
+        in_pages(case, keys, more, &mut StdRng::seed_from_u64(seed))
     })
 }
 

@@ -98,7 +98,7 @@ impl fmt::Display for AttentionCall {
             write!(f, ", mask of {elements}")?;
         }
         match &self.sequences {
-            Some(packed @ Sequences::Packed { .. }) => {
+            Some(packed @ (Sequences::Packed { .. } | Sequences::PackedQueries { .. })) => {
                 write!(f, ", {} packed sequences", packed.lengths().len())?;
             }
             Some(Sequences::Padded { .. }) => write!(f, ", padded")?,

@@ -230,6 +230,7 @@ impl Tensors {
         match &self.sequences {
             Some(Sequences::Packed { q, kv }) => call.packed(q, kv),
             Some(Sequences::Padded { q, kv }) => call.padded(q, kv),
+            Some(Sequences::PackedQueries { q, kv }) => call.packed_queries(q, kv),
             None => call,
         }
     }

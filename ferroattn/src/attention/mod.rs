@@ -5,7 +5,7 @@ mod tensors;
 use crate::device::{Device, RawStream, Stream};
 use crate::error::{Error, Result};
 use crate::forward::{Planner, Problem};
-use crate::options::{Fp8, TensorOptions, Window, read_pages};
+use crate::options::{Fp8, RawSequences, TensorOptions, Window, read_pages};
 use crate::tensor::{expect_device, expect_shape};
 use std::ptr::null_mut;
 use std::sync::Arc;
@@ -338,9 +338,17 @@ impl<'a> Attention<'a> {
     /// Says which argument is wrong.
     pub fn problem(&self, q: [usize; 4], k: [usize; 4], v: [usize; 4]) -> Result<Problem> {
         let has_cache = self.tensors.cache_entries.is_some();
-        let pages = self.tensors.pages.as_ref().map(|pages| pages.shape()[1]);
-        let [k, v] = read_shapes(q, k, v, has_cache, pages)?;
+        let pages = self.tensors.pages.as_ref().map(|pages| pages.shape());
+        let [k, v] = read_shapes(q, k, v, has_cache, pages, self.key_entries(None))?;
         self.problem_of_entries(q, k, v)
+    }
+
+    /// How many entries of keys one entry of q has in a call with these sequences, or else with its own.
+    pub(crate) fn key_entries(&self, sequences: Option<RawSequences>) -> usize {
+        let own = self.tensors.sequences.as_ref();
+        let own = own.map(|own| own.map(|numbers| numbers.raw));
+        let sequences = sequences.or(own);
+        sequences.map_or(1, |sequences| sequences.key_entries())
     }
 
     /// The problem, on as many entries of k and v as q has.
@@ -365,7 +373,7 @@ impl<'a> Attention<'a> {
 }
 
 /// The shapes of what a call reads of k and v, an entry for each entry of the batch: of tensors that have these, of a cache, or of
-/// so many pages for each entry.
+/// the pages of a table, of `key_entries` of its rows for each entry.
 ///
 /// # Errors
 /// If k and v have different numbers of entries or pages, or none, or pages have no power of 2 of keys.
@@ -374,7 +382,8 @@ pub(crate) fn read_shapes(
     k: [usize; 4],
     v: [usize; 4],
     has_cache: bool,
-    pages: Option<usize>,
+    pages: Option<[usize; 2]>,
+    key_entries: usize,
 ) -> Result<[[usize; 4]; 2]> {
     if !has_cache && pages.is_none() {
         return Ok([k, v]);
@@ -385,6 +394,7 @@ pub(crate) fn read_shapes(
     if entries == 0 && batch > 0 {
         return Err(Error::Zero("the number of entries of k"));
     }
-    let seqlen_kv = pages.map_or(Ok(keys), |pages| read_pages(keys, pages))?;
+    let of_table = |[_, most]: [usize; 2]| read_pages(keys, most.saturating_mul(key_entries));
+    let seqlen_kv = pages.map_or(Ok(keys), of_table)?;
     Ok([dim, dim_v].map(|dim| [batch, kv_heads, seqlen_kv, dim]))
 }

@@ -192,6 +192,44 @@ impl<'a> Attention<'a> {
         self.with(|call| call.tensors.sequences = Some(Sequences::Padded { q, kv }))
     }
 
+    /// Sequences whose queries lie one after another, as [`packed`](Self::packed) has them, and whose keys lie in
+    /// [pages](Self::pages): `batch` is 1, and of `n` sequences, sequence `s` has queries `offsets_q[s]..offsets_q[s + 1]` and the first
+    /// `lengths_kv[s]` keys of row `s` of the table, `[n, most]`. So prompts, in chunks of any lengths, go in one call with sequences
+    /// that decode, and no query is copied.
+    ///
+    /// `seqlen_kv` of a [problem](Self::problem) counts all rows of the table. Biases, masks and custom scores do not go with packed
+    /// queries; all else is as for [`packed`](Self::packed), whose place it takes.
+    ///
+    /// ```
+    /// # fn main() -> ferroattn::Result<()> {
+    /// use ferroattn::{Attention, Device, Tensor};
+    ///
+    /// let device = Device::cpu();
+    /// // Two queries of one sequence, and one of another.
+    /// let q = Tensor::new(&device, [1, 1, 3, 8], &[0.0_f32; 24])?;
+    /// // Three pages of one key.
+    /// let cache = Tensor::new(&device, [3, 1, 1, 8], &[[1.0_f32; 8], [2.0; 8], [3.0; 8]].concat())?;
+    /// let table = Tensor::new(&device, [2, 2], &[2, 0, 1, -1])?;
+    /// let offsets = Tensor::new(&device, [3], &[0, 2, 3])?;
+    /// let keys = Tensor::new(&device, [2], &[2, 1])?;
+    /// let attention = Attention::new().causal(true).pages(&table).packed_queries(&offsets, &keys);
+    /// let (o, _) = attention.forward(&q, &cache, &cache)?;
+    /// assert_eq!(o.to_vec()?, [[3.0; 8], [2.0; 8], [2.0; 8]].concat());
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn packed_queries<'b>(
+        &self,
+        offsets_q: &'b TensorBase<impl Storage<Item = i32>, 1>,
+        lengths_kv: &'b TensorBase<impl Storage<Item = i32>, 1>,
+    ) -> Attention<'b>
+    where
+        'a: 'b,
+    {
+        let (q, kv) = (offsets_q.into(), lengths_kv.into());
+        self.with(|call| call.tensors.sequences = Some(Sequences::PackedQueries { q, kv }))
+    }
+
     /// The first key of each entry of the batch, `[batch]` with stride 1: keys before it only fill the tensors, as those behind
     /// its [length](Self::padded), if it has one, do. So a batch of prompts may be padded on the left.
     ///

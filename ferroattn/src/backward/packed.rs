@@ -54,7 +54,7 @@ impl Call {
         let lengths = match options.sequences {
             None => None,
             Some(Sequences::Padded { q, kv }) => Some([q.address, kv.address]),
-            Some(Sequences::Packed { .. }) => return None,
+            Some(_) => return None,
         };
         if !is_short || !is_full || has_pairs || options.first_keys.is_some() {
             return None;

@@ -6,14 +6,16 @@ use super::schedule::{Division, Schedule};
 use super::shared_tiles::shared;
 use super::{Problem, RawForward};
 use crate::device::Facts;
-use crate::error::Result;
-use crate::options::{self, RawBias, Sequences, Tables, Tiles, WARPGROUP_ROWS, Window};
+use crate::error::{Result, expect_at_most};
+use crate::options::{self, QueryTiles, RawBias, Sequences, Tables, Tiles, WARPGROUP_ROWS, Window};
 use crate::plan::{MapPlace, Plan, Steps};
 use crate::spread::Spread;
 use crate::tensor::RawTensor;
 use crate::tensor_map::{has_map, tensor_map};
 use bytemuck::NoUninit;
-use kernels::abi::{Divisor, E4m3Params, ForwardParams, Order, PagesRef, Sm90Params, Switch};
+use kernels::abi::{
+    Divisor, E4m3Params, ForwardParams, MAX_SEQLEN, Order, PagesRef, Sm90Params, Switch,
+};
 use kernels::catalog::{self, Auxiliary, Family};
 use std::mem::offset_of;
 
@@ -117,9 +119,25 @@ impl Draft {
             seqlen_kv,
             ..*problem
         };
-        let mut schedule = Schedule::new(&kernel, divided, facts, division)?;
-        if let Some(of_groups) = shared(&kernel, &schedule, (divided, args), facts, division)? {
+        let is_packed = args.options.has_packed_queries();
+        let parts = match is_packed {
+            true => args.options.key_entries() + 2,
+            false => 1,
+        };
+        let mut schedule = Schedule::new(&kernel, divided, facts, division, parts)?;
+        if !is_packed
+            && let Some(of_groups) = shared(&kernel, &schedule, (divided, args), facts, division)?
+        {
             (kernel, schedule) = of_groups;
+        }
+        let tiles = is_packed.then_some(QueryTiles {
+            count: schedule.q_tiles,
+            rows: kernel.q_rows,
+            group: schedule.packed,
+        });
+        if tiles.is_some() {
+            let rows = problem.seqlen_q.saturating_mul(schedule.packed as usize);
+            expect_at_most("the number of rows of packed queries", rows, MAX_SEQLEN)?;
         }
         let has_lengths = matches!(args.options.sequences, Some(Sequences::Padded { .. }));
         let may_divide =
@@ -140,6 +158,7 @@ impl Draft {
         let tables = Tables {
             of_keys: kernel.is_fp8,
             units,
+            tiles,
             spread: [None, spread],
             ..Tables::default()
         };

@@ -32,8 +32,8 @@ impl Attention<'_> {
         let has_cache = options.cache_entries.is_some() || self.tensors.cache_entries.is_some();
         let own = self.tensors.pages.as_ref().map(|pages| pages.shape());
         let pages = options.pages.map(|pages| pages.shape).or(own);
-        let pages = pages.map(|[_, most]| most);
-        let [of_k, of_v] = read_shapes(q.shape, k.shape, v.shape, has_cache, pages)?;
+        let entries = self.key_entries(options.sequences);
+        let [of_k, of_v] = read_shapes(q.shape, k.shape, v.shape, has_cache, pages, entries)?;
         let problem = self.problem_of_entries(q.shape, of_k, of_v)?;
         if self.tensors.cache_descales.is_some() && options.e4m3_cache.is_none() {
             return Err(Error::Needs("cache_descales", options::E4M3_CACHE));
@@ -120,6 +120,11 @@ impl Attention<'_> {
         let problem = &match facts {
             None => *problem,
             Some(_) => problem.in_vectors(),
+        };
+        // Kernels count keys in an entry of keys.
+        let problem = &Problem {
+            seqlen_kv: args.options.keys_of_entry(problem),
+            ..*problem
         };
         let splits = (self.splits > 0).then_some(self.splits);
         if let Wanted::Planned(planner) = &self.kernel {

@@ -54,7 +54,8 @@ pub fn request(dtype: Dtype, problem: &Problem, options: &RawOptions, facts: &Fa
         fp8: options.fp8.is_some().then_some(levels),
         e4m3_cache: options.e4m3_cache.is_some(),
         invariant: options.batch_invariant,
-        seqlen_q: problem.seqlen_q as u32,
+        // Of packed queries as many as a sequence has on average.
+        seqlen_q: problem.seqlen_q.div_ceil(options.key_entries()) as u32,
         group: u32::try_from(problem.group()).unwrap_or(u32::MAX),
         compute_capability: facts.compute_capability,
         class: facts.class().into(),
@@ -104,18 +105,22 @@ impl Division {
 }
 
 impl Schedule {
-    /// Divides a [valid](Problem::validate) problem that the kernel serves.
+    /// Divides a [valid](Problem::validate) problem that the kernel serves. Query tiles have rows of one of so many `parts` of the
+    /// queries: of packed queries those of each sequence, those before the first and those behind the last; else there is one.
     pub fn new(
         kernel: &MainKernel,
         problem: &Problem,
         facts: &Facts,
         division: Division,
+        parts: usize,
     ) -> Result<Self> {
         let packed = packed(kernel, problem);
         // No overflow in 128 bits: `validate` has `batch * heads` below 2^63 and lengths below 2^31.
         let heads = (problem.batch * problem.heads / packed) as u128 * u128::from(kernel.slices);
         let rows = problem.seqlen_q as u128 * packed as u128;
-        let q_tiles = rows.div_ceil(u128::from(kernel.q_rows));
+        // The last tile of each part may lack all rows but one.
+        let missing = parts as u128 * u128::from(kernel.q_rows - 1);
+        let q_tiles = ((rows + missing) / u128::from(kernel.q_rows)).min(rows);
         let grid = |blocks| grid(kernel.entry.name, blocks);
         let tiles = grid(heads * q_tiles)?;
         // Kernels count query heads in 32 bits too.
@@ -297,7 +302,7 @@ mod tests {
         fn a_full_gpu_is_left_alone(heads in 400usize..3000, seqlen_kv in 1usize..100_000) {
             let of = |name, seqlen_q| {
                 let problem = problem([heads, 1, seqlen_q], [1, seqlen_kv], 64);
-                Schedule::new(&kernel(name), &problem, &H200, Division::Best).expect("a grid").splits
+                Schedule::new(&kernel(name), &problem, &H200, Division::Best, 1).expect("a grid").splits
             };
             prop_assert_eq!(of("forward_f16_d64", 128), 1);
             let slots = H200.multiprocessors * kernel("decode_f16_d64").resident_blocks(&H200);
@@ -340,7 +345,7 @@ mod tests {
             prop_assume!(kernel.forward().is_some());
             let tile = kernel.forward().expect("it computes attention").tile;
             let problem = problem([3, 2 * group, seqlen_q], [2, seqlen_kv], 32);
-            let s = Schedule::new(&MainKernel::from(kernel), &problem, &H200, asked).expect("a grid");
+            let s = Schedule::new(&MainKernel::from(kernel), &problem, &H200, asked, 1).expect("a grid");
             let (keys, last) = (s.split_keys as usize, s.splits as usize - 1);
             prop_assert!(last * keys < seqlen_kv && seqlen_kv <= (last + 1) * keys);
             prop_assert_eq!(s.split_keys % tile.keys, 0);
@@ -363,8 +368,13 @@ mod tests {
     #[test]
     fn known_shapes() {
         let automatic = |name, q, kv, dim| {
-            let schedule =
-                Schedule::new(&kernel(name), &problem(q, kv, dim), &H200, Division::Best);
+            let schedule = Schedule::new(
+                &kernel(name),
+                &problem(q, kv, dim),
+                &H200,
+                Division::Best,
+                1,
+            );
             schedule.expect("a grid").splits
         };
         // 512 and 64 blocks for 264 places, two on each multiprocessor.
@@ -402,6 +412,7 @@ mod tests {
                 &problem,
                 &H200,
                 Division::Splits(n),
+                1,
             );
             let schedule = schedule.expect("a grid");
             (schedule.splits, schedule.split_keys)
@@ -418,11 +429,17 @@ mod tests {
     fn the_grid_has_a_limit() {
         let schedule = |batch, splits| {
             let problem = problem([batch, 1, 1], [1, 64], 8);
-            Schedule::new(&kernel("decode_f16_d128"), &problem, &H200, splits)
+            Schedule::new(&kernel("decode_f16_d128"), &problem, &H200, splits, 1)
         };
         let limit = MAX_BLOCKS as usize;
         let packed = problem([1 << 26, 64, 1], [1, 64], 8);
-        let packed = Schedule::new(&kernel("decode_f16_d128"), &packed, &H200, Division::Best);
+        let packed = Schedule::new(
+            &kernel("decode_f16_d128"),
+            &packed,
+            &H200,
+            Division::Best,
+            1,
+        );
         assert_eq!(
             schedule(limit, Division::Best).map(|s| s.blocks),
             Ok(MAX_BLOCKS)
@@ -446,7 +463,7 @@ mod tests {
         };
         let problem = problem([1, 1, 1], [1, 4096], 128);
         let splits = |asked| {
-            let schedule = Schedule::new(&kernel("decode_f16_d128"), &problem, &facts, asked);
+            let schedule = Schedule::new(&kernel("decode_f16_d128"), &problem, &facts, asked, 1);
             schedule.expect("a grid").splits
         };
         assert_eq!(
@@ -483,9 +500,14 @@ mod tests {
             let request = super::request(Dtype::F16, &problem, &options, &facts);
             let kernel = select(&request).expect("a kernel");
             assert_eq!(kernel.name, name);
-            let schedule =
-                Schedule::new(&MainKernel::from(kernel), &problem, &facts, Division::Best)
-                    .expect("a grid");
+            let schedule = Schedule::new(
+                &MainKernel::from(kernel),
+                &problem,
+                &facts,
+                Division::Best,
+                1,
+            )
+            .expect("a grid");
             assert_eq!(schedule.splits, splits, "{name}");
         }
     }

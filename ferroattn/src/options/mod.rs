@@ -52,11 +52,12 @@ pub use head::HostOptions;
 #[cfg(feature = "cpu")]
 pub(crate) use head::{Head, tanh_error};
 pub use mask::MaskElement;
+use names::PACKED_QUERIES;
 pub(crate) use names::{CACHE, E4M3, E4M3_CACHE, FP8, INVARIANT, PAGES, PREFIX};
 pub(crate) use pages::{expect_last_page, read_pages};
 pub use prefix::RawPrefix;
 pub(crate) use prefix_tensors::BorrowedPrefix;
-pub(crate) use ranges::{Tables, Units};
+pub(crate) use ranges::{QueryTiles, Tables, Units};
 pub(crate) use raw::Part;
 pub(crate) use raw::{PAIRS, full, score_shape};
 pub use raw::{RawBias, RawMask, RawOptions};
@@ -119,6 +120,7 @@ pub(crate) fn of_kernels(p: &Problem, tensors: &RawOptions) -> Options {
         cache: cache.unwrap_or(0),
         pages: PagesRef::default(),
         units: UnitsRef::default(),
+        tiles: 0,
         mask: pairs(tensors.mask.map(|mask| mask.tensor)),
         custom: tensors
             .custom
@@ -169,4 +171,5 @@ pub(crate) fn switches(p: &Problem, tensors: &RawOptions) -> Switches {
         )
         .with(Switch::MaskBits, tensors.mask.is_some_and(|mask| mask.bits))
         .with(Switch::Pages, tensors.pages.is_some())
+        .with(Switch::Tiles, tensors.has_packed_queries())
 }

@@ -3,6 +3,9 @@
 /// The name of packed or padded sequences.
 pub(super) const LENGTHS: &str = "variable lengths";
 
+/// The name of packed queries on keys in pages.
+pub(super) const PACKED_QUERIES: &str = "packed queries";
+
 /// The name of the entries of a cache.
 pub(crate) const CACHE: &str = "cache_entries";
 

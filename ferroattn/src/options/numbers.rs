@@ -26,17 +26,20 @@ impl RawOptions {
     pub(super) fn numbers(&self, p: &Problem, cache: usize) -> Result<Vec<Numbers>> {
         let mut all = Vec::new();
         if let Some(sequences) = &self.sequences {
-            let (count, rise) = sequences.numbers(p.batch)?;
-            let rows = [p.seqlen_q, p.seqlen_kv].into_iter();
-            all.extend(sequences.named().into_iter().zip(rows).map(
-                |((argument, &tensor), most)| Numbers {
-                    argument,
-                    tensor,
-                    count,
-                    most,
-                    rise,
-                },
-            ));
+            let count = sequences.count(p.batch)?;
+            let rows = [p.seqlen_q, self.keys_of_entry(p)].into_iter();
+            let parts = sequences.named().into_iter().zip(sequences.have_offsets());
+            all.extend(
+                parts
+                    .zip(rows)
+                    .map(|(((argument, &tensor), rise), most)| Numbers {
+                        argument,
+                        tensor,
+                        count: count + usize::from(rise),
+                        most,
+                        rise,
+                    }),
+            );
         }
         let of_entries = [
             ("first_keys", self.first_keys, p.seqlen_kv),

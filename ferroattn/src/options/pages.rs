@@ -2,7 +2,6 @@
 
 use super::Sequences;
 use crate::error::{Error, Result, expect_at_most};
-use crate::forward::Problem;
 use kernels::abi::MAX_SEQLEN;
 
 /// How many keys so many pages of `keys` keys hold.
@@ -30,30 +29,32 @@ pub(crate) fn expect_last_page(keys: usize, page: usize, pages: usize) -> Result
     }
 }
 
-/// How many keys of an entry of the batch are of a sequence, or before such a key: the pages behind them are not read.
-pub(super) fn keys_of_entry<T: AsRef<[i32]>>(
-    p: &Problem,
+/// How many keys of an entry of keys, which has `all`, are of a sequence, or before such a key: the pages behind them are not read.
+pub(super) fn read_keys<T: AsRef<[i32]>>(
+    all: usize,
     sequences: Option<&Sequences<T>>,
     entry: usize,
 ) -> usize {
     let keys = match sequences {
-        None => return p.seqlen_kv,
-        Some(Sequences::Padded { kv, .. }) => kv.as_ref()[entry],
+        None => return all,
+        Some(Sequences::Padded { kv, .. } | Sequences::PackedQueries { kv, .. }) => {
+            kv.as_ref()[entry]
+        }
         Some(Sequences::Packed { kv, .. }) => kv.as_ref().last().copied().unwrap_or(0),
     };
-    (keys.max(0) as usize).min(p.seqlen_kv)
+    (keys.max(0) as usize).min(all)
 }
 
-/// Checks the numbers of an entry's pages, of so many, that hold its first `keys` keys.
+/// Checks the numbers of the pages of an entry of `all` keys, of so many pages, that hold its first `keys` keys.
 pub(super) fn expect_pages(
-    p: &Problem,
+    all: usize,
     entry: usize,
     numbers: &[i32],
     keys: usize,
     pages: usize,
 ) -> Result<()> {
     // At most the keys of a page: a shared prefix may end inside its last one, and reads all numbers.
-    let page = p.seqlen_kv / numbers.len().max(1);
+    let page = all / numbers.len().max(1);
     let read = numbers.iter().take(keys.div_ceil(page.max(1)));
     match read
         .enumerate()

@@ -1,6 +1,6 @@
 //! Sequences of variable lengths on a GPU: a launch turns offsets or lengths into what queries and keys see.
 
-use super::pages::{expect_pages, keys_of_entry};
+use super::pages::{expect_pages, read_keys};
 use super::{RawOptions, Sequences, Spaced, of_kernels};
 use crate::device::Device;
 use crate::device::driver::RawStream;
@@ -9,7 +9,7 @@ use crate::forward::Problem;
 use crate::plan::{Step, Steps};
 use crate::spread::Spread;
 use crate::tensor::RawTensor;
-use kernels::abi::{KeyRange, Options, QueryRange, RangesParams, Unit, UnitsRef};
+use kernels::abi::{KeyRange, Options, QueryRange, QueryTile, RangesParams, Unit, UnitsRef};
 use kernels::catalog::{self, Auxiliary, Family};
 use std::mem::offset_of;
 
@@ -22,6 +22,8 @@ pub(crate) struct Tables {
     pub of_keys: bool,
     /// The units of the keys of all entries, of one sequence each.
     pub units: Option<Units>,
+    /// The tiles of packed queries.
+    pub tiles: Option<QueryTiles>,
     /// How queries and keys of packed sequences are spread.
     pub spread: [Option<Spread>; 2],
 }
@@ -51,6 +53,17 @@ pub(crate) struct Units {
     pub least: u32,
 }
 
+/// The [tiles](QueryTile) of packed queries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct QueryTiles {
+    /// How many there may be.
+    pub count: u32,
+    /// Rows of each.
+    pub rows: u32,
+    /// Heads that share a tile.
+    pub group: u32,
+}
+
 impl Steps {
     /// The options that kernels read, which stand at `place` of the parameter blocks of the launches to come. With
     /// sequences a launch finds the ranges of keys, and the other `tables`.
@@ -72,6 +85,7 @@ impl Steps {
             spaced,
             of_keys,
             units,
+            tiles,
             spread,
         } = tables;
         // Without lengths they fill their rows.
@@ -84,6 +98,14 @@ impl Steps {
         };
         let (spaced, [q, kv], count) = match (spaced, tensors.sequences) {
             (None, Some(Sequences::Packed { q, .. })) => (Spaced::NONE, addresses, q.shape[0] - 1),
+            (None, Some(sequences @ Sequences::PackedQueries { .. })) => {
+                let rows = [0, p.seqlen_kv];
+                let spaced = Spaced {
+                    rows,
+                    ..Spaced::NONE
+                };
+                (spaced, addresses, sequences.key_entries())
+            }
             (spaced, _) => {
                 let spaced = spaced.unwrap_or(padded);
                 (spaced, spaced.lengths, p.seqlen_q / spaced.rows[0])
@@ -150,12 +172,21 @@ impl Steps {
             places.push(offset_of!(RangesParams, units));
             places.push(offset_of!(RangesParams, unit_offsets));
         }
+        if let Some(tiles) = tiles {
+            options.tiles = self.reserve([tiles.count as usize, 1, size_of::<QueryTile>()])?;
+            params.tiles = options.tiles;
+            params.tile_count = tiles.count;
+            params.tile_rows = tiles.rows;
+            params.group = tiles.group;
+            self.places.push(place + offset_of!(Options, tiles));
+            places.push(offset_of!(RangesParams, tiles));
+        }
         let kernel = catalog::kernel(Family::Auxiliary(Auxiliary::Ranges));
         let keys = if of_keys { rows[1] } else { 0 };
         let rows = p.batch as u128 * (rows[0] + keys) as u128;
-        // The last block divides the keys.
-        let of_units = u128::from(units.is_some());
-        let blocks = rows.div_ceil(u128::from(kernel.launch.threads)) + of_units;
+        // The last block divides the keys, or the queries.
+        let divides = u128::from(units.is_some() || tiles.is_some());
+        let blocks = rows.div_ceil(u128::from(kernel.launch.threads)) + divides;
         let step = Step::new(
             kernel.into(),
             blocks,
@@ -210,10 +241,11 @@ impl RawOptions {
         let sequences = self.sequences.as_ref();
         let sequences = sequences.map(|sequences| sequences.try_map(download));
         let sequences = sequences.transpose()?;
-        for entry in 0..p.batch {
+        let all = self.keys_of_entry(p);
+        for entry in 0..table.shape[0] {
             let numbers = download(&table.row(entry, size_of::<i32>()))?;
-            let keys = keys_of_entry(p, sequences.as_ref(), entry);
-            expect_pages(p, entry, &numbers, keys, cache)?;
+            let keys = read_keys(all, sequences.as_ref(), entry);
+            expect_pages(all, entry, &numbers, keys, cache)?;
         }
         Ok(())
     }

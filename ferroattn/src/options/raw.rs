@@ -23,13 +23,15 @@ pub struct RawOptions {
     pub bias: Option<RawBias>,
     /// The boolean [mask](crate::Attention::mask).
     pub mask: Option<RawMask>,
-    /// [Packed](crate::Attention::packed) or [padded](crate::Attention::padded) sequences.
+    /// [Packed](crate::Attention::packed) or [padded](crate::Attention::padded) sequences, or [packed
+    /// queries](crate::Attention::packed_queries).
     pub sequences: Option<RawSequences>,
     /// The [first key](crate::Attention::first_keys) of each entry of the batch, `i32[batch]`, with stride 1.
     pub first_keys: Option<RawTensor<1>>,
     /// The [entry of k and v](crate::Attention::cache_entries) for each entry of the batch, `i32[batch]`, with stride 1.
     pub cache_entries: Option<RawTensor<1>>,
-    /// The [pages](crate::Attention::pages) of each entry of the batch, `i32[batch, most]`, with stride 1 in the last axis.
+    /// The [pages](crate::Attention::pages) of each entry of the batch, `i32[batch, most]`, or of each sequence of packed queries, with
+    /// stride 1 in the last axis.
     pub pages: Option<RawTensor<2>>,
     /// Whether v is the first part of k: its address and its strides are k's, and it has no more columns. Calls find that
     /// themselves, and read nothing here; it tells [`kernel::suitable`](crate::kernel::suitable).
@@ -106,10 +108,24 @@ pub struct RawMask {
 impl RawOptions {
     /// How many sequences are packed.
     pub(super) fn packed_sequences(&self) -> Option<usize> {
-        match self.sequences? {
-            Sequences::Packed { q, .. } => Some(q.shape[0].saturating_sub(1)),
-            Sequences::Padded { .. } => None,
-        }
+        let offsets = *self.sequences.as_ref()?.offsets_q()?;
+        Some(offsets.shape[0].saturating_sub(1))
+    }
+
+    /// How many entries of keys one entry of q has: of packed queries one for each sequence.
+    pub(crate) fn key_entries(&self) -> usize {
+        self.sequences
+            .map_or(1, |sequences| sequences.key_entries())
+    }
+
+    /// How many keys of the problem are of one entry of keys.
+    pub(crate) fn keys_of_entry(&self, p: &Problem) -> usize {
+        p.seqlen_kv / self.key_entries().max(1)
+    }
+
+    /// Whether queries are packed, and keys in entries of their own.
+    pub(crate) fn has_packed_queries(&self) -> bool {
+        matches!(self.sequences, Some(Sequences::PackedQueries { .. }))
     }
 
     /// Whether packed sequences have slopes of their own.

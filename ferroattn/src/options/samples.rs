@@ -93,6 +93,7 @@ impl Sample {
         attention = match &self.sequences {
             Some(Sequences::Packed { q, kv }) => attention.packed(q, kv),
             Some(Sequences::Padded { q, kv }) => attention.padded(q, kv),
+            Some(Sequences::PackedQueries { q, kv }) => attention.packed_queries(q, kv),
             None => attention,
         };
         if let Some(first_keys) = &self.first_keys {
@@ -123,6 +124,7 @@ impl Sample {
                 let [q, kv] = [q, kv].map(|lengths| numbers(lengths)[b]);
                 vec![[0..q, first..kv]]
             }
+            Some(Sequences::PackedQueries { .. }) => unreachable!("no sample has pages"),
             Some(Sequences::Packed { q, kv }) => {
                 let [q, kv] = [q, kv].map(numbers);
                 let sequences = 0..q.len() - 1;

@@ -26,6 +26,14 @@ pub enum Sequences<T> {
         /// Numbers of keys, from 0 to seqlen_kv.
         kv: T,
     },
+    /// Of `n` sequences in the one entry of q, offsets `i32[n + 1]` that never fall, and lengths `i32[n]`: sequence `s` has queries
+    /// `q[s]..q[s + 1]` and the first `kv[s]` keys of row `s` of the table of [pages](crate::Attention::pages).
+    PackedQueries {
+        /// Offsets of queries, from 0 to seqlen_q.
+        q: T,
+        /// Numbers of keys, from 0 to those that a row's pages hold.
+        kv: T,
+    },
 }
 
 /// Sequences by address, with stride 1.
@@ -57,6 +65,7 @@ impl<T> Sequences<T> {
         match self {
             Sequences::Packed { q, kv } => [("offsets_q", q), ("offsets_kv", kv)],
             Sequences::Padded { q, kv } => [("lengths_q", q), ("lengths_kv", kv)],
+            Sequences::PackedQueries { q, kv } => [("offsets_q", q), ("lengths_kv", kv)],
         }
     }
 
@@ -88,6 +97,24 @@ impl<T> Sequences<T> {
         match self {
             Sequences::Packed { .. } => Sequences::Packed { q, kv },
             Sequences::Padded { .. } => Sequences::Padded { q, kv },
+            Sequences::PackedQueries { .. } => Sequences::PackedQueries { q, kv },
+        }
+    }
+
+    /// Whether queries and keys are bounded by offsets, which rise, or by lengths.
+    pub(super) fn have_offsets(&self) -> [bool; 2] {
+        match self {
+            Sequences::Packed { .. } => [true; 2],
+            Sequences::Padded { .. } => [false; 2],
+            Sequences::PackedQueries { .. } => [true, false],
+        }
+    }
+
+    /// The offsets of the queries, of sequences whose queries are packed.
+    pub(super) fn offsets_q(&self) -> Option<&T> {
+        match self {
+            Sequences::Packed { q, .. } | Sequences::PackedQueries { q, .. } => Some(q),
+            Sequences::Padded { .. } => None,
         }
     }
 }
@@ -102,35 +129,45 @@ impl<T: AsRef<[i32]>> Sequences<T> {
     /// assert_eq!(packed.lengths(), [[0, 3], [5, 6]]);
     /// let padded = Sequences::Padded { q: [2, 7], kv: [3, 0] };
     /// assert_eq!(padded.lengths(), [[2, 3], [7, 0]]);
+    /// let mixed = Sequences::PackedQueries { q: [0, 1, 5], kv: [3, 9] };
+    /// assert_eq!(mixed.lengths(), [[1, 3], [4, 9]]);
     /// let falling = Sequences::Packed { q: [0, 7, 2], kv: [0, 3, 9] };
     /// assert_eq!(falling.lengths(), [[7, 3], [0, 6]]);
     /// ```
     pub fn lengths(&self) -> Vec<[usize; 2]> {
         let between = |from: i32, to: i32| (i64::from(to) - i64::from(from)).max(0) as usize;
-        let [q, kv]: [Vec<usize>; 2] = self.named().map(|(_, numbers)| {
+        let lengths = |(_, numbers): (&str, &T), has_offsets| -> Vec<usize> {
             let numbers = numbers.as_ref();
-            match self {
-                Sequences::Packed { .. } => {
+            match has_offsets {
+                true => {
                     let pairs = numbers.windows(2);
                     pairs.map(|pair| between(pair[0], pair[1])).collect()
                 }
-                Sequences::Padded { .. } => numbers.iter().map(|&n| between(0, n)).collect(),
+                false => numbers.iter().map(|&n| between(0, n)).collect(),
             }
-        });
-        q.into_iter().zip(kv).map(|(q, kv)| [q, kv]).collect()
+        };
+        let ([q, kv], [of_q, of_kv]) = (self.named(), self.have_offsets());
+        let pairs = lengths(q, of_q).into_iter().zip(lengths(kv, of_kv));
+        pairs.map(|(q, kv)| [q, kv]).collect()
     }
 }
 
 impl RawSequences {
-    /// How many numbers each part must have in a call of so many entries, and whether they are offsets, which rise.
-    pub(super) fn numbers(&self, batch: usize) -> Result<(usize, bool)> {
+    /// How many sequences there must be in a call of so many entries.
+    pub(super) fn count(&self, batch: usize) -> Result<usize> {
+        match (batch, self.offsets_q().map(|q| q.shape[0])) {
+            (batch, None) => Ok(batch),
+            (1, Some(offsets @ 2..)) => Ok(offsets - 1),
+            (1, Some(offsets)) => Err(Error::Offsets(offsets)),
+            (batch, _) => Err(Error::PackedBatch(batch)),
+        }
+    }
+
+    /// How many sequences of one entry of q have keys in an entry of their own: 1, but of packed queries all.
+    pub(crate) fn key_entries(&self) -> usize {
         match self {
-            Sequences::Padded { .. } => Ok((batch, false)),
-            Sequences::Packed { q, .. } => match (batch, q.shape[0]) {
-                (1, offsets @ 2..) => Ok((offsets, true)),
-                (1, offsets) => Err(Error::Offsets(offsets)),
-                (batch, _) => Err(Error::PackedBatch(batch)),
-            },
+            Sequences::PackedQueries { q, .. } => q.shape[0].saturating_sub(1),
+            _ => 1,
         }
     }
 }

@@ -84,10 +84,8 @@ impl TensorOptions<'_> {
     /// The tensors at their addresses, in full shape.
     pub fn raw(&self, p: &Problem) -> Result<RawOptions> {
         let alibi = self.alibi.as_ref().map(|(axes, Borrowed { raw, .. })| {
-            let sequences = match &self.sequences {
-                Some(Sequences::Packed { q, .. }) => q.raw.shape[0].saturating_sub(1),
-                _ => p.batch,
-            };
+            let offsets = self.sequences.as_ref().and_then(Sequences::offsets_q);
+            let sequences = offsets.map_or(p.batch, |q| q.raw.shape[0].saturating_sub(1));
             let (slopes, allowed) = match raw.shape[0] == sequences {
                 true => (sequences, "[heads] or [sequences, heads]"),
                 false => (p.batch, "[heads] or [batch, heads]"),

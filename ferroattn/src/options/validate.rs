@@ -3,8 +3,9 @@
 use super::prefix::PREFIX_PAGES;
 use super::raw::score_shape;
 use super::{
-    CACHE, E4M3_CACHE, FP8, INVARIANT, MaskElement, PAGES, PREFIX, RawBias, RawE4m3Cache, RawMask,
-    RawOptions, RawPrefix, Sequences, Window, first_not_in_fp8, first_of_pairs,
+    CACHE, E4M3_CACHE, FP8, INVARIANT, MaskElement, PACKED_QUERIES, PAGES, PREFIX, RawBias,
+    RawE4m3Cache, RawMask, RawOptions, RawPrefix, Sequences, Window, first_not_in_fp8,
+    first_of_pairs,
 };
 use crate::error::{Error, Result};
 use crate::forward::Problem;
@@ -23,14 +24,16 @@ impl RawOptions {
         for numbers in self.numbers(p, 0)? {
             numbers.validate()?;
         }
-        if let (Some(Sequences::Packed { .. }), Some(_)) = (&self.sequences, &self.first_keys) {
+        if self.packed_sequences().is_some() && self.first_keys.is_some() {
             return Err(Error::Excluded("first_keys", "packed sequences"));
         }
+        self.expect_packed_queries(p)?;
         if let Some(pages) = &self.pages {
             if self.cache_entries.is_some() {
                 return Err(Error::Excluded(CACHE, PAGES));
             }
-            expect_shape(PAGES, &[p.batch, pages.shape[1]], &pages.shape)?;
+            let entries = p.batch * self.key_entries();
+            expect_shape(PAGES, &[entries, pages.shape[1]], &pages.shape)?;
             pages.expect_rows(PAGES, "its last axis")?;
         }
         if let Some(alibi) = &self.alibi {
@@ -67,10 +70,24 @@ impl RawOptions {
         self.validate_prefix(p)
     }
 
+    /// Checks that packed queries have keys in pages, and no option with an element for each pair of query and key.
+    fn expect_packed_queries(&self, p: &Problem) -> Result<()> {
+        let of_pairs = Problem { dim_v: p.dim, ..*p };
+        match (self.has_packed_queries(), &self.pages) {
+            (false, _) => Ok(()),
+            (true, None) => Err(Error::Needs(PACKED_QUERIES, PAGES)),
+            (true, Some(_)) => match first_of_pairs(&of_pairs, self) {
+                None => Ok(()),
+                Some(option) => Err(Error::Excluded(option, PACKED_QUERIES)),
+            },
+        }
+    }
+
     /// Checks that a batch invariant call of packed sequences has no option that counts keys from the first of all: their keys are
     /// moved.
     fn expect_spreadable(&self, p: &Problem) -> Result<()> {
-        if !self.batch_invariant || self.packed_sequences().is_none() {
+        let is_packed = matches!(self.sequences, Some(Sequences::Packed { .. }));
+        if !self.batch_invariant || !is_packed {
             return Ok(());
         }
         let split = (self.split_keys > 0).then_some("split_keys");
@@ -148,7 +165,7 @@ impl RawE4m3Cache {
             }
         }
         let entries = match self.of_pages {
-            false => p.batch,
+            false => p.batch * options.key_entries(),
             true if options.pages.is_none() => {
                 return Err(Error::Needs("descales of pages", PAGES));
             }

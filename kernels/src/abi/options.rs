@@ -46,6 +46,8 @@ pub struct Options {
     pub pages: PagesRef,
     /// Which keys a block takes, where lengths differ: for kernels that decode.
     pub units: UnitsRef,
+    /// Device address of a [`QueryTile`] for each query tile of a head, where [`Switch::Tiles`] is on.
+    pub tiles: u64,
     /// Which pairs see each other, where [`Switch::MaskBytes`] or [`Switch::MaskBits`] is on. Offsets count bytes or words
     /// of 32 keys.
     pub mask: PairsRef,
@@ -103,6 +105,22 @@ pub struct Unit {
 impl Unit {
     /// The batch entry of no unit.
     pub const NONE: u32 = u32::MAX;
+}
+
+/// A query tile of packed queries, whose rows are of one sequence: the keys of each lie in an entry of their own.
+///
+/// The kernel that finds ranges of sequences writes them.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct QueryTile {
+    /// The sequence: the entry of its keys.
+    pub sequence: u32,
+    /// The first row, counted with those of all sequences.
+    pub first: u32,
+    /// The first row of the sequence.
+    pub start: u32,
+    /// The row behind the sequence's last one; [`first`](Self::first) where there are fewer tiles.
+    pub end: u32,
 }
 
 /// The keys that a query sees, where a batch consists of sequences.
@@ -179,6 +197,8 @@ pub enum Switch {
     MaskBits,
     /// Keys and values lie in pages, which a table names.
     Pages,
+    /// Query tiles are those of packed queries, which a [table](QueryTile) has.
+    Tiles,
     /// Maxima follow every block of keys. Otherwise the rows of a warp vote on that, and a row's roundings depend on its
     /// neighbours.
     Exact,
@@ -204,6 +224,7 @@ impl Switch {
         Switch::MaskBytes,
         Switch::MaskBits,
         Switch::Pages,
+        Switch::Tiles,
         Switch::Exact,
         Switch::Group,
     ];
@@ -221,6 +242,7 @@ impl Switch {
         &[Switch::MaskBytes],
         &[Switch::MaskBits],
         &[Switch::Ranges, Switch::Pages],
+        &[Switch::Ranges, Switch::Pages, Switch::Tiles],
         &[Switch::Exact],
         &[Switch::Ranges, Switch::Pages, Switch::Exact],
         &[Switch::Exact, Switch::Group],
@@ -247,6 +269,7 @@ impl Switch {
                 | Switch::AlibiRows
                 | Switch::Ranges
                 | Switch::Pages
+                | Switch::Tiles
                 | Switch::Exact
                 | Switch::Group
         )
@@ -269,6 +292,7 @@ impl Switch {
             Switch::MaskBytes => ("mask", 1),
             Switch::MaskBits => ("mask", 2),
             Switch::Pages => ("pages", 1),
+            Switch::Tiles => ("tiles", 1),
             Switch::Exact => ("exact", 1),
             Switch::Group => ("group", 1),
         }
@@ -279,7 +303,7 @@ impl Switch {
     pub const fn is_of_gradients(self) -> bool {
         !matches!(
             self,
-            Switch::BiasVectors | Switch::Pages | Switch::Exact | Switch::Group
+            Switch::BiasVectors | Switch::Pages | Switch::Tiles | Switch::Exact | Switch::Group
         )
     }
 
@@ -305,6 +329,7 @@ impl Switch {
             Switch::MaskBytes => "mask_bytes",
             Switch::MaskBits => "mask_bits",
             Switch::Pages => "pages",
+            Switch::Tiles => "tiles",
             Switch::Exact => "exact",
             Switch::Group => "group",
         }

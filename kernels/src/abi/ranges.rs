@@ -35,6 +35,9 @@ pub struct RangesParams {
     pub units: u64,
     /// Device address of `i32[batch + 1]`, to write: where the [units](super::UnitsRef::offsets) of each batch entry begin and end.
     pub unit_offsets: u64,
+    /// Device address of a [`QueryTile`](super::QueryTile) for each of [`tile_count`](Self::tile_count), to write, where offsets bound
+    /// queries and lengths keys; 0 if they are not wanted. One more block then divides the queries.
+    pub tiles: u64,
     /// How many units there may be: each batch entry has one, and one more for each [`unit_keys`](Self::unit_keys) of all keys.
     pub unit_count: u32,
     /// Keys of a unit, a multiple of [`unit_step`](Self::unit_step), where no entry has fewer than `seqlen_kv`. Where they have, units have
@@ -44,6 +47,14 @@ pub struct RangesParams {
     pub unit_step: u32,
     /// The least keys of a unit that is not the entry's last: a multiple of [`unit_step`](Self::unit_step).
     pub unit_least: u32,
+    /// How many query tiles of a head, or of a [group](Self::group), there may be.
+    pub tile_count: u32,
+    /// Rows of a query tile.
+    pub tile_rows: u32,
+    /// Rows of a query: the heads that share a tile.
+    pub group: u32,
+    /// Unused.
+    pub reserved: u32,
     /// Sequences that each batch entry consists of, one after another.
     pub sequences: u32,
     /// Batch entries.
@@ -58,7 +69,8 @@ pub struct RangesParams {
     pub right: i32,
     /// Queries from the begin of a sequence to the next one's, where all are alike; 0 where offsets say where they begin.
     pub queries: u32,
-    /// Keys from the begin of a sequence to the next one's, or 0, like [`queries`](Self::queries).
+    /// Keys from the begin of a sequence to the next one's, or 0, like [`queries`](Self::queries). Where offsets bound queries alone,
+    /// the keys of a sequence are those of an entry of its own, as many as its length says.
     pub keys: u32,
     /// Sequences, one after another through all entries, that share a length.
     pub sharing: u32,

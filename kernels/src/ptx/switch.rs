@@ -49,6 +49,9 @@ switches! {
     /// Whether [`Switch::Pages`](crate::abi::Switch::Pages) is on.
     pages = "pages" as bool, is_on;
 
+    /// Whether [`Switch::Tiles`](crate::abi::Switch::Tiles) is on.
+    tiles = "tiles" as bool, is_on;
+
     /// Whether [`Switch::Exact`](crate::abi::Switch::Exact) is on.
     exact = "exact" as bool, is_on;
 

@@ -8,7 +8,7 @@ use crate::attention::Attention;
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::forward::Problem;
-use crate::options::pages::{expect_pages, keys_of_entry};
+use crate::options::pages::{expect_pages, read_keys};
 use crate::options::{Fp8, PREFIX, RawE4m3Cache, RawOptions, Sequences};
 use crate::tensor::{Element, RawTensor};
 use bytemuck::Pod;
@@ -103,9 +103,10 @@ impl RawOptions {
         // SAFETY: as above.
         let pages = self.pages.map(|pages| unsafe { pages.view::<i32, _>() });
         for (entry, numbers) in pages.iter().flat_map(|pages| pages.rows()).enumerate() {
-            let keys = keys_of_entry(p, sequences.as_ref(), entry);
+            let all = self.keys_of_entry(p);
+            let keys = read_keys(all, sequences.as_ref(), entry);
             let numbers = numbers.to_slice().expect("stride 1");
-            expect_pages(p, entry, numbers, keys, cache)?;
+            expect_pages(all, entry, numbers, keys, cache)?;
         }
         if let Some(custom) = &self.custom {
             // SAFETY: as above.
@@ -163,9 +164,14 @@ impl HostOptions<'_> {
                 rows.slice_mut(s![keys, ..]).mapv_inplace(|x| x * descale);
             };
             match self.pages().filter(|_| cache.of_pages) {
-                None => multiply(0..p.seqlen_kv, batch),
+                None => {
+                    let (entries, all) = (self.raw.key_entries(), self.raw.keys_of_entry(p));
+                    for entry in 0..entries {
+                        multiply(entry * all..(entry + 1) * all, batch * entries + entry);
+                    }
+                }
                 Some(pages) => {
-                    let page = p.seqlen_kv / pages.ncols().max(1);
+                    let page = self.raw.keys_of_entry(p) / pages.ncols().max(1);
                     for (number, first, count) in self.read_pages(p, pages, batch, page) {
                         multiply(first..first + count, number);
                     }
@@ -189,7 +195,7 @@ impl HostOptions<'_> {
         let Some(pages) = self.pages() else {
             return of(self.entry(batch), p.seqlen_kv).into();
         };
-        let page = p.seqlen_kv / pages.ncols().max(1);
+        let page = self.raw.keys_of_entry(p) / pages.ncols().max(1);
         let mut rows = vec![T::from_f32(0.0); p.seqlen_kv * dim];
         for (number, first, count) in self.read_pages(p, pages, batch, page) {
             let read = &of(number, page)[..count * dim];
@@ -256,7 +262,8 @@ impl HostOptions<'_> {
         self.raw.pages.map(|pages| unsafe { pages.view() })
     }
 
-    /// The pages that an entry of the batch reads: number, first key and keys.
+    /// The pages that an entry of the batch reads: number, first key and keys. Those of packed queries follow one another, all pages of
+    /// each sequence.
     fn read_pages(
         &self,
         p: &Problem,
@@ -264,15 +271,18 @@ impl HostOptions<'_> {
         batch: usize,
         page: usize,
     ) -> impl Iterator<Item = (usize, usize, usize)> {
-        let keys = keys_of_entry(p, self.sequences.as_ref(), batch);
-        let numbers: Vec<_> = pages
-            .row(batch)
-            .iter()
-            .map(|&number| number as usize)
-            .collect();
-        let firsts = (0..keys).step_by(page.max(1));
-        let read = firsts.zip(numbers);
-        read.map(move |(first, number)| (number, first, page.min(keys - first)))
+        let (entries, all) = (self.raw.key_entries(), self.raw.keys_of_entry(p));
+        let read = (0..entries).flat_map(move |entry| {
+            let row = batch * entries + entry;
+            let keys = read_keys(all, self.sequences.as_ref(), row);
+            let firsts = (0..keys).step_by(page.max(1));
+            let read = firsts.zip(pages.row(row).to_vec());
+            read.map(move |(first, number)| {
+                let count = page.min(keys - first);
+                (number as usize, entry * all + first, count)
+            })
+        });
+        read.collect::<Vec<_>>().into_iter()
     }
 
     /// The entry of k and v that serves an entry of the batch.
@@ -324,7 +334,13 @@ impl HostOptions<'_> {
             mask,
             slopes: alibi.map(of_head),
             sink: sinks.map(|sinks| sinks[head]),
-            sequences: HeadSequences::new(p, self.sequences, first, batch),
+            sequences: HeadSequences::new(
+                p,
+                self.sequences,
+                first,
+                batch,
+                self.raw.keys_of_entry(p),
+            ),
             invariant: self.raw.batch_invariant,
         }
     }

@@ -2,28 +2,67 @@
 
 use crate::forward::Problem;
 use crate::options::{Sequence, Sequences};
+use std::ops::Range;
 
 /// The sequences of one query head, in host memory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum HeadSequences<'a> {
     /// Queries `0..q` and keys `first..kv`.
     One { q: usize, first: usize, kv: usize },
-    /// Offsets.
-    Packed { q: &'a [i32], kv: &'a [i32] },
+    /// Offsets of queries, and where keys lie.
+    Packed { q: &'a [i32], kv: Keys<'a> },
+}
+
+/// The keys of packed queries.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Keys<'a> {
+    /// Between offsets.
+    Offsets(&'a [i32]),
+    /// So many from each multiple of a step on.
+    Lengths(&'a [i32], usize),
+}
+
+impl Keys<'_> {
+    /// The keys of a sequence.
+    fn of(&self, sequence: usize) -> Range<usize> {
+        match *self {
+            Keys::Offsets(offsets) => offsets[sequence] as usize..offsets[sequence + 1] as usize,
+            Keys::Lengths(lengths, step) => {
+                let first = sequence * step;
+                first..first + lengths[sequence] as usize
+            }
+        }
+    }
+
+    /// The key behind those of the sequences before this one.
+    fn before(&self, sequence: usize) -> usize {
+        match *self {
+            Keys::Offsets(offsets) => offsets[sequence] as usize,
+            Keys::Lengths(_, step) => sequence * step,
+        }
+    }
 }
 
 impl<'a> HeadSequences<'a> {
-    /// The sequences of an entry of the batch, whose keys begin with this one.
+    /// The sequences of an entry of the batch, whose keys begin with this one; `step` keys are of an entry of keys.
     pub fn new(
         p: &Problem,
         sequences: Option<Sequences<&'a [i32]>>,
         first: usize,
         batch: usize,
+        step: usize,
     ) -> Self {
         let [q, kv] = match sequences {
             None => [p.seqlen_q, p.seqlen_kv],
             Some(Sequences::Padded { q, kv }) => [q, kv].map(|lengths| lengths[batch] as usize),
-            Some(Sequences::Packed { q, kv }) => return HeadSequences::Packed { q, kv },
+            Some(Sequences::Packed { q, kv }) => {
+                let kv = Keys::Offsets(kv);
+                return HeadSequences::Packed { q, kv };
+            }
+            Some(Sequences::PackedQueries { q, kv }) => {
+                let kv = Keys::Lengths(kv, step);
+                return HeadSequences::Packed { q, kv };
+            }
         };
         HeadSequences::One {
             q,
@@ -40,11 +79,10 @@ impl<'a> HeadSequences<'a> {
                 keys: first..kv,
             }],
             HeadSequences::Packed { q, kv } => {
-                let between = |pair: &[i32]| pair[0] as usize..pair[1] as usize;
-                let pairs = q.windows(2).zip(kv.windows(2));
-                let sequences = pairs.map(|(q, kv)| Sequence {
-                    queries: between(q),
-                    keys: between(kv),
+                let pairs = q.windows(2).enumerate();
+                let sequences = pairs.map(|(number, q)| Sequence {
+                    queries: q[0] as usize..q[1] as usize,
+                    keys: kv.of(number),
                 });
                 sequences.collect()
             }
@@ -87,11 +125,11 @@ impl<'a> HeadSequences<'a> {
             HeadSequences::Packed { q, kv } => {
                 let at = |offsets: &[i32], index: usize| offsets[index] as usize;
                 match q.partition_point(|&first| first as usize <= row) {
-                    0 => alone(at(kv, 0)),
-                    end if end == q.len() => alone(at(kv, end - 1)),
+                    0 => alone(kv.before(0)),
+                    end if end == q.len() => alone(kv.before(end - 1)),
                     end => Sequence {
                         queries: at(q, end - 1)..at(q, end),
-                        keys: at(kv, end - 1)..at(kv, end),
+                        keys: kv.of(end - 1),
                     },
                 }
             }

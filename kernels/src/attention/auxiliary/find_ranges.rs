@@ -1,6 +1,6 @@
 //! The kernel that finds which keys queries see, and which queries see keys, in a batch of sequences.
 
-use crate::abi::{KeyRange, QueryRange, RangesParams, Unit, first_spread_row};
+use crate::abi::{KeyRange, QueryRange, QueryTile, RangesParams, Unit, first_spread_row};
 use crate::ptx::{global, shuffle, special};
 use crate::tile::registers::opaque;
 
@@ -104,9 +104,13 @@ pub unsafe fn find_ranges<const W: u32>(params: &RangesParams) {
     };
     // SAFETY: the launch has this many threads a block; the entries are readable, and each thread writes ranges of its own.
     unsafe {
-        if params.units != 0 && special::block() == special::blocks() - 1 {
+        let divides = params.units != 0 || params.tiles != 0;
+        if divides && special::block() == special::blocks() - 1 {
             if special::thread(32 * W) < 32 {
-                divide_keys(params, [q, kv]);
+                match params.tiles {
+                    0 => divide_keys(params, [q, kv]),
+                    _ => divide_queries(params, q),
+                }
             }
             return;
         }
@@ -180,7 +184,7 @@ unsafe fn divide_keys(params: &RangesParams, [q, kv]: [Side; 2]) {
         entry += 32;
     }
     // SAFETY: all lanes are here.
-    let (_, all) = unsafe { prefix_sums(all) };
+    let (_, all) = unsafe { scan(all, |a, b| a + b) };
     let full = u64::from(params.batch) * u64::from(params.seqlen_kv);
     let step = params.unit_step;
     let keys = (u64::from(params.unit_keys) * u64::from(all)).div_ceil(full) as u32;
@@ -195,7 +199,7 @@ unsafe fn divide_keys(params: &RangesParams, [q, kv]: [Side; 2]) {
             count = ((end - start) as u32).div_ceil(keys).max(1);
         }
         // SAFETY: all lanes are here.
-        let (sum, of_all) = unsafe { prefix_sums(count) };
+        let (sum, of_all) = unsafe { scan(count, |a, b| a + b) };
         if entry < params.batch {
             let unit = before + sum - count;
             // SAFETY: the caller's promise; each lane has units of its own.
@@ -277,12 +281,83 @@ unsafe fn write_unit(params: &RangesParams, unit: u32, numbers: [u32; 4]) {
     }
 }
 
-/// The sum of numbers of this lane and those before it, and of all lanes.
+/// Divides packed queries into tiles of one sequence each, the last of each smaller. Queries before the first sequence and behind the
+/// last one, which see no key, have tiles as if they were sequences. An offset below one before it counts as that: so each query has one
+/// tile.
+///
+/// # Safety
+/// One warp makes the call, all lanes; offsets are readable, tiles writable.
+#[inline(always)]
+unsafe fn divide_queries(params: &RangesParams, q: Side) {
+    let (lane, rows) = (special::lane(), params.tile_rows);
+    let (mut before, mut begin, mut first) = (0, 0, 0);
+    // The queries before offset 0, those before each other one, and those behind the last.
+    while first < params.sequences + 2 {
+        let part = first + lane;
+        let mut offset = q.rows;
+        if part <= params.sequences {
+            // SAFETY: the caller's promise: the offset exists.
+            offset = unsafe { load(q.address, part) }.max(0).min(offset);
+        }
+        // SAFETY: all lanes are here.
+        let (largest, of_all) = unsafe { scan(offset as u32 * params.group, Ord::max) };
+        let end = largest.max(begin);
+        // SAFETY: as above.
+        let mut start = unsafe { shuffle::number_of_lane(end, lane.wrapping_sub(1) % 32) };
+        if lane == 0 {
+            start = begin;
+        }
+        begin = of_all.max(begin);
+        let count = (end - start).div_ceil(rows);
+        // SAFETY: as above.
+        let (sum, of_all) = unsafe { scan(count, |a, b| a + b) };
+        let mut number = 0;
+        while number < count {
+            let tile = QueryTile {
+                sequence: part.max(1).min(params.sequences) - 1,
+                first: start + number * rows,
+                start,
+                end,
+            };
+            // SAFETY: the caller's promise; each lane has tiles of its own.
+            unsafe { write_tile(params, before + sum - count + number, tile) };
+            // Opaque: the loop stays one.
+            number = opaque(number + 1);
+        }
+        before += of_all;
+        first += 32;
+    }
+    let mut tile = before + lane;
+    while tile < params.tile_count {
+        // SAFETY: as above.
+        unsafe { write_tile(params, tile, QueryTile::default()) };
+        tile += 32;
+    }
+}
+
+/// # Safety
+/// The tile is writable by this lane alone, if it is one of the launch.
+#[inline(always)]
+unsafe fn write_tile(params: &RangesParams, number: u32, tile: QueryTile) {
+    if number < params.tile_count {
+        let address = params.tiles + size_of::<QueryTile>() as u64 * u64::from(number);
+        let QueryTile {
+            sequence,
+            first,
+            start,
+            end,
+        } = tile;
+        // SAFETY: the caller's promise.
+        unsafe { global::store_u32x4(address, [sequence, first, start, end]) };
+    }
+}
+
+/// What an operation makes of the numbers of this lane and those before it, and of all lanes.
 ///
 /// # Safety
 /// All lanes of the warp make the same call.
 #[inline(always)]
-unsafe fn prefix_sums(number: u32) -> (u32, u32) {
+unsafe fn scan(number: u32, combine: impl Fn(u32, u32) -> u32) -> (u32, u32) {
     let lane = special::lane();
     let mut sum = number;
     let mut distance = 1;
@@ -290,7 +365,7 @@ unsafe fn prefix_sums(number: u32) -> (u32, u32) {
         // SAFETY: the caller's promise.
         let before = unsafe { shuffle::number_of_lane(sum, lane.wrapping_sub(distance) % 32) };
         if lane >= distance {
-            sum += before;
+            sum = combine(sum, before);
         }
         distance *= 2;
     }
@@ -363,6 +438,8 @@ unsafe fn sequence_of(
 /// There are so many offsets.
 #[inline(always)]
 unsafe fn by_offsets(offsets: u32, [own, other]: [Side; 2], row: i32) -> (Place, bool) {
+    // Lengths of entries of their own bound the others.
+    let has_lengths = other.step != 0;
     // The first offset above the row, by halving. The last offsets that are not above it, and the first ones that are.
     let (mut low, mut high) = (0, offsets);
     let (mut before, mut behind) = ([0; 2], [own.rows, other.rows]);
@@ -373,7 +450,8 @@ unsafe fn by_offsets(offsets: u32, [own, other]: [Side; 2], row: i32) -> (Place,
             let offset = unsafe { load(side.address, middle) };
             offset.max(before[at]).min(behind[at])
         };
-        let found = [between(own, 0), between(other, 1)];
+        let of_other = if has_lengths { 0 } else { between(other, 1) };
+        let found = [between(own, 0), of_other];
         if own.begin(found[0], middle) <= row {
             low = middle + 1;
             before = found;
@@ -394,6 +472,9 @@ unsafe fn by_offsets(offsets: u32, [own, other]: [Side; 2], row: i32) -> (Place,
     };
     // Before the first sequence or behind the last one.
     let all = other.all as i32;
+    if has_lengths {
+        behind[1] = 0;
+    }
     let Some(number) = low.checked_sub(1) else {
         return (none(begins(behind, 0), all), false);
     };
@@ -402,7 +483,11 @@ unsafe fn by_offsets(offsets: u32, [own, other]: [Side; 2], row: i32) -> (Place,
     }
     let [query, key] = begins(before, number);
     let queries = [query, query + behind[0] - before[0]];
-    let keys = [key, key + behind[1] - before[1]];
+    let mut keys = [key, key + behind[1] - before[1]];
+    if has_lengths {
+        // SAFETY: the caller's promise: there is a length for each sequence.
+        keys = unsafe { other.of_sequence(0, number) };
+    }
     if row >= queries[1] {
         // Between two that are spread: behind the tiles of the first one.
         let behind = match other.spread {

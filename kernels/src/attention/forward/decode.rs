@@ -69,7 +69,7 @@ pub unsafe fn decode_e4m3<
     params: &E4m3Params,
 ) {
     let E4m3Params { forward, k, v } = params;
-    let place = |work: &WorkTile<H>| [work.sequence.batch, work.heads.kv_head()];
+    let place = |work: &WorkTile<H>| [work.of_keys().batch, work.heads.kv_head()];
     let score = |work: &WorkTile<H>, split: Split| {
         let descales = Descales::new(forward, k, place(work), split.first);
         CacheScore::with(forward, work.sequence.batch, work.heads.first(), descales)

@@ -54,7 +54,7 @@ pub unsafe fn sm80<
     let (threads, warp_rows) = (32 * W as u32, 16 * MT as u32);
     // SAFETY: the launch has this many threads a block.
     let thread = unsafe { special::thread(threads) };
-    let work = WorkTile::<H>::of_block(params, br);
+    let work = WorkTile::<H>::of_block::<C>(params, br);
     let (first, rows) = (work.first, work.row_count());
     let split = work.keys(params);
     let q = Copier::new(work.q_rows(&params.q), thread, threads);
@@ -132,7 +132,7 @@ pub unsafe fn sm80<
             }
             // Held over the loop, what it is made of spills 20 bytes at D = 128.
             let keys = again(|| {
-                let work = WorkTile::<H>::of_block(params, br);
+                let work = WorkTile::<H>::of_block::<C>(params, br);
                 let mask = work.mask::<M>(params, work.keys(params));
                 let row = work.first + special::thread(threads) / 32 * warp_rows;
                 keys_of(&mask, &work, row, visits, last, bc)

@@ -53,7 +53,7 @@ pub unsafe fn team<
     let (threads, part_keys) = (32 * W as u32, 16 * NT as u32);
     // SAFETY: the launch has this many threads a block.
     let thread = unsafe { special::thread(threads) };
-    let work = WorkTile::<H>::of_block(params, br);
+    let work = WorkTile::<H>::of_block::<C>(params, br);
     let (first, rows) = (work.first, work.row_count());
     let split = work.keys(params);
     let q = Copier::new(work.q_rows(&params.q), thread, threads);

@@ -4,7 +4,7 @@ use super::heads::Heads;
 use super::key_rows::KeyRows;
 use super::sequence::{Sequence, Split};
 use super::visits::Visits;
-use crate::abi::{ForwardParams, TensorRef, Unit};
+use crate::abi::{ForwardParams, QueryTile, TensorRef, Unit};
 use crate::attention::options::mask::Mask;
 use crate::attention::options::score::Score;
 use crate::layout::rows::{Rows, Strided};
@@ -22,51 +22,104 @@ pub struct WorkTile<H> {
     pub first: u32,
     split: u32,
     dim: u32,
+    /// Whether there may be packed queries: a constant of each kernel. What asks for their tile reads the switch.
+    may_be_packed: bool,
+    /// The tile of packed queries, where the switch is on.
+    packed: QueryTile,
 }
 
 impl<H: Heads> WorkTile<H> {
     /// The work of this block, in tiles of `br` rows.
     #[inline(always)]
-    pub fn of_block(params: &ForwardParams, br: u32) -> Self {
-        Self::at(params, special::block(), br)
+    pub fn of_block<C: Score>(params: &ForwardParams, br: u32) -> Self {
+        Self::at::<C>(params, special::block(), br)
     }
 
     /// The work of this block, in tiles of `br` rows: of a unit, in kernels with such scores, if the launch has some.
     #[inline(always)]
     pub fn of_unit<C: Score>(params: &ForwardParams, br: u32) -> Self {
         if !has_units::<C>(params) {
-            return Self::of_block(params, br);
+            return Self::of_block::<C>(params, br);
         }
         // Units stand in the place of splits, of all batch entries.
         let (unit, tile, head) = params.order.place(special::block());
         let Unit { batch, .. } = load_unit(params, unit);
-        Self::new(params, unit, batch, head, tile * br)
+        Self::new::<C>(params, unit, batch, head, tile * br)
     }
 
     /// The work at a place of the [order](crate::abi::Order), in tiles of `br` rows.
     #[inline(always)]
-    pub fn at(params: &ForwardParams, place: u32, br: u32) -> Self {
+    pub fn at<C: Score>(params: &ForwardParams, place: u32, br: u32) -> Self {
         let (split, tile, head) = params.order.place(place);
-        let (batch, head) = params.tile_heads.divide(head);
-        Self::new(params, split, batch, head, tile * br)
+        let (mut batch, head) = params.tile_heads.divide(head);
+        if has_packed_tiles::<C>() {
+            batch = tile;
+        }
+        let work = Self::new::<C>(params, split, batch, head, tile * br);
+        let mut first = work.first;
+        if work.is_packed() {
+            first = work.packed.first;
+        }
+        WorkTile { first, ..work }
     }
 
-    /// The rows from `first` on of heads `tile_head` of a batch entry, on a split of the keys.
+    /// The rows from `first` on of heads `tile_head` of a batch entry, on a split of the keys; or, of packed queries, of their tile
+    /// number `batch`.
     #[inline(always)]
-    pub fn new(params: &ForwardParams, split: u32, batch: u32, tile_head: u32, first: u32) -> Self {
+    pub fn new<C: Score>(
+        params: &ForwardParams,
+        split: u32,
+        batch: u32,
+        tile_head: u32,
+        first: u32,
+    ) -> Self {
+        let (mut entry, mut packed) = (batch, QueryTile::default());
+        if has_packed_tiles::<C>() {
+            (entry, packed) = (0, load_packed_tile(params, batch));
+        }
         WorkTile {
-            sequence: Sequence::new(params, batch),
+            sequence: Sequence::new(params, entry),
             heads: H::new(params, tile_head),
             first,
             split,
             dim: opaque(params.dim),
+            may_be_packed: !C::SCALED,
+            packed,
         }
     }
 
-    /// Rows of all tiles of these heads.
+    /// Whether the tile is one of packed queries.
+    #[inline(always)]
+    fn is_packed(&self) -> bool {
+        self.may_be_packed && switch::tiles()
+    }
+
+    /// Rows of all tiles of these heads or, of packed queries, up to the end of the tile's sequence.
     #[inline(always)]
     pub fn row_count(&self) -> u32 {
-        self.heads.row_count(self.sequence.queries)
+        match self.is_packed() {
+            true => self.packed.end,
+            false => self.heads.row_count(self.sequence.queries),
+        }
+    }
+
+    /// The first row of these heads or, of packed queries, of the tile's sequence.
+    #[inline(always)]
+    pub fn first_row(&self) -> i32 {
+        match self.is_packed() {
+            true => self.packed.start as i32,
+            false => 0,
+        }
+    }
+
+    /// The sequence whose keys the rows see: of packed queries, whose own entry is the only one, with the entry of its keys.
+    #[inline(always)]
+    pub fn of_keys(&self) -> Sequence {
+        let mut sequence = self.sequence;
+        if self.is_packed() {
+            sequence.batch = self.packed.sequence;
+        }
+        sequence
     }
 
     /// The query of a row.
@@ -75,10 +128,14 @@ impl<H: Heads> WorkTile<H> {
         self.heads.query_and_head(row).0 as i32
     }
 
-    /// The keys of the split.
+    /// The keys of the split; none for a tile without rows.
     #[inline(always)]
     pub fn keys(&self, params: &ForwardParams) -> Split {
-        self.sequence.split(params, self.split)
+        let mut split = self.sequence.split(params, self.split);
+        if self.is_packed() && self.packed.first == self.packed.end {
+            split.keys = 0;
+        }
+        split
     }
 
     /// The keys of the split or the unit; none if there are fewer units.
@@ -183,7 +240,7 @@ impl<H: Heads> WorkTile<H> {
         first: u32,
         elements: u32,
     ) -> R::Rows {
-        let keys = R::new(params, self.sequence);
+        let keys = R::new(params, self.of_keys());
         keys.rows(tensor, self.heads.kv_head(), first, elements)
     }
 
@@ -230,6 +287,26 @@ impl<H: Heads> WorkTile<H> {
 fn has_units<C: Score>(params: &ForwardParams) -> bool {
     // Lengths alone make units: without them the assembler drops all of this.
     C::HAS_UNITS && switch::ranges() && params.options.units.table != 0
+}
+
+/// Whether tiles are those of packed queries, in a kernel with such scores.
+#[inline(always)]
+pub fn has_packed_tiles<C: Score>() -> bool {
+    !C::SCALED && switch::tiles()
+}
+
+/// Tile number `tile` of packed queries.
+#[inline(always)]
+pub fn load_packed_tile(params: &ForwardParams, tile: u32) -> QueryTile {
+    let address = params.options.tiles + size_of::<QueryTile>() as u64 * u64::from(tile);
+    // SAFETY: a launch with packed queries has one for each query tile of a head.
+    let [sequence, first, start, end] = unsafe { global::load_u32x4(address) };
+    QueryTile {
+        sequence,
+        first,
+        start,
+        end,
+    }
 }
 
 #[inline(always)]

@@ -25,7 +25,7 @@ pub unsafe fn produce<M: Mask, H: Heads, C: Score, const S: u32>(
 ) {
     const KEYS: u32 = LatentMemory::KEYS;
     let map = maps + offset_of!(Sm90Params, k) as u64;
-    let rows = C::Keys::new(params, part.work.sequence);
+    let rows = C::Keys::new(params, part.work.of_keys());
     let head = part.work.heads.kv_head();
     // A page may be smaller than a stage.
     let box_keys = rows.keys_of_box(KEYS);

@@ -1,11 +1,12 @@
 //! Which tile a block computes, and what its rows see.
 
 use super::kernel::{Kernel, Keys};
-use crate::abi::{ForwardParams, MAX_SEQLEN};
+use crate::abi::{ForwardParams, MAX_SEQLEN, QueryTile};
 use crate::attention::options::mask::{Mask, seen_blocks};
 use crate::attention::workload::alternate::tile_head;
 use crate::attention::workload::heads::Heads;
 use crate::attention::workload::sequence::{Sequence, Split};
+use crate::attention::workload::tile::{has_packed_tiles, load_packed_tile};
 use crate::attention::{Visits, WorkTile};
 use crate::ptx::{barrier, shared, special};
 use crate::tile::Ring;
@@ -19,11 +20,12 @@ use core::ops::Range;
 pub struct Job {
     /// The split of the keys.
     pub split: u32,
+    /// The batch entry or, of packed queries, the number of the tile.
     batch: u32,
     /// The number of the tile's heads in the batch entry.
     head: u32,
-    /// The first row. Tiles end at the last row, so that the first one may start before row 0: the tile that lacks rows
-    /// is the one with the fewest keys.
+    /// The first row. Tiles end at the last row, so that the first one may start before the first row that exists: the tile that
+    /// lacks rows is the one with the fewest keys.
     first: i32,
 }
 
@@ -41,6 +43,20 @@ impl Job {
     pub fn at<K: Kernel>(params: &ForwardParams, place: u32) -> Self {
         let (split, tile, head) = params.order.place_in_uneven(place);
         let (batch, head) = tile_head::<K::Mask>(params, head);
+        if has_packed_tiles::<K::Score>() {
+            let QueryTile {
+                first, start, end, ..
+            } = load_packed_tile(params, tile);
+            let rows = end - start;
+            // A tile without rows lies before the first one.
+            let tiles = rows.max(1).div_ceil(K::BR);
+            return Job {
+                split,
+                batch: tile,
+                head,
+                first: (first + rows) as i32 - (tiles * K::BR) as i32,
+            };
+        }
         let rows = K::Heads::new(params, head).row_count(Sequence::new(params, batch).queries);
         Job {
             split,
@@ -131,7 +147,7 @@ impl<K: Kernel> Part<K> {
     /// The rows of a job from row `skip` of its tile on.
     #[inline(always)]
     pub fn new(params: &ForwardParams, job: Job, skip: u32) -> Self {
-        let work = WorkTile::new(params, job.split, job.batch, job.head, 0);
+        let work = WorkTile::new::<K::Score>(params, job.split, job.batch, job.head, 0);
         let split = work.keys(params);
         // Else the mask checks the order of its bounds, and the code that both roles then share makes the assembler
         // ignore the consumers' registers.
@@ -155,7 +171,8 @@ impl<K: Kernel> Part<K> {
     /// The keys of a row, or of the first row if it lies before it.
     #[inline(always)]
     fn keys_of(&self, row: i32) -> Keys<K> {
-        self.mask.keys(self.work.query(row.max(0) as u32))
+        let row = row.max(self.work.first_row());
+        self.mask.keys(self.work.query(row as u32))
     }
 
     /// The blocks that some of the first `count` rows see: none if no such row exists.
@@ -167,7 +184,7 @@ impl<K: Kernel> Part<K> {
     /// [`blocks`](Self::blocks) of `size` keys.
     #[inline(always)]
     pub fn blocks_of(&self, count: u32, size: u32) -> Range<u32> {
-        match self.first + count as i32 > 0 {
+        match self.first + count as i32 > self.work.first_row() {
             true => seen_blocks(self.ends(count), size),
             false => 0..0,
         }

@@ -165,7 +165,7 @@ impl<K: Kernel> Producer<K> {
             part,
             split,
             visits: job.visits::<K>(params, &part.work, split),
-            rows: <K::Score as Score>::Keys::new(params, sequence),
+            rows: <K::Score as Score>::Keys::new(params, part.work.of_keys()),
             score: K::Score::new(params, sequence.batch, part.work.heads.first()),
         }
     }

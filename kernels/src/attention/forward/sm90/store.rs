@@ -50,9 +50,12 @@ pub unsafe fn store_tile<K: Kernel, const OT: usize, const NT: usize, const S: u
             }
             barrier::some(number, 128 * K::SIDES);
         }
-        let first = || Part::<K>::new(params, job, K::tile_row() / ROWS * ROWS).first;
-        // No box may begin before row 0. The vote makes the branch uniform.
-        if K::O_BY_MAP && (launch.o_by_map != 0) & vote::any(first() >= 0) {
+        let exists = || {
+            let part = Part::<K>::new(params, job, K::tile_row() / ROWS * ROWS);
+            part.first >= part.work.first_row()
+        };
+        // No box may begin before the first row. The vote makes the branch uniform.
+        if K::O_BY_MAP && (launch.o_by_map != 0) & vote::any(exists()) {
             // The products of all warps have read Q.
             barrier::some(1 + K::consumer(), 128);
             let to = consumer.memory.q(consumer.slot);
@@ -163,7 +166,7 @@ pub unsafe fn store_rows<E: Element, C: Score, H: Heads, const OT: usize>(
     o: [Accumulator; OT],
     softmax: &Softmax<1>,
 ) {
-    let rows = work.row_count() as i32;
+    let (first_row, rows) = (work.first_row(), work.row_count() as i32);
     let row_of = |r: usize| first + (lane / 4 + 8 * r as u32) as i32;
     // SAFETY: the caller's promise. Only this warp stores these rows; no branch on a row holds an instruction of a
     // warp.
@@ -178,7 +181,7 @@ pub unsafe fn store_rows<E: Element, C: Score, H: Heads, const OT: usize>(
             };
             for r in 0..2 {
                 let row = row_of(r);
-                if row >= 0 && row < rows {
+                if row >= first_row && row < rows {
                     let place = [row as u32, first_column as u32, dim];
                     store_partial_row::<C, _, _>(params, work, place, lane, &o, r, totals[r]);
                 }
@@ -202,7 +205,7 @@ pub unsafe fn store_rows<E: Element, C: Score, H: Heads, const OT: usize>(
         let first_column = first_column as u32;
         for r in 0..2 {
             let row = row_of(r);
-            if row < 0 || row >= rows {
+            if row < first_row || row >= rows {
                 continue;
             }
             let address = to.at(row as u32);

@@ -79,7 +79,7 @@ pub unsafe fn wide<
     // SAFETY: the launch has this many threads a block.
     let thread = unsafe { special::thread(threads) };
     let lane = thread % 32;
-    let (tile, walk) = Tile::<M, H>::new(params, br, bc);
+    let (tile, walk) = Tile::<M, H>::new::<C>(params, br, bc);
     let base = shared::base();
     let memory = WideMemory::new(br, [bc, v_keys], T as u32, S as u32, E::K * DT as u32);
     let team =

@@ -149,7 +149,7 @@ impl<C: Score, const OT: usize> Rows<C, OT> {
         // SAFETY: the caller's promise.
         let (mut o, totals) = (self.o, unsafe { team.totals(&self.softmax) });
         // Held over the loop, it spills 12 bytes at D = 1024.
-        let work = again(|| WorkTile::<H>::of_block(params, br));
+        let work = again(|| WorkTile::<H>::of_block::<C>(params, br));
         let first = work.first + team.row;
         let exist = work.row_count().saturating_sub(first);
         let column = column_of(team);

@@ -4,6 +4,7 @@ use super::MT;
 use crate::abi::ForwardParams;
 use crate::attention::forward::begin;
 use crate::attention::options::mask::{Mask, Visible, seen_blocks, whole_blocks};
+use crate::attention::options::score::Score;
 use crate::attention::workload::heads::Heads;
 use crate::attention::workload::sequence::Split;
 use crate::attention::workload::walk::Walk;
@@ -27,8 +28,8 @@ pub struct Tile<'a, M: Mask, H> {
 impl<'a, M: Mask, H: Heads> Tile<'a, M, H> {
     /// The tile, and the walk of its rows over the blocks that some row sees.
     #[inline(always)]
-    pub fn new(params: &'a ForwardParams, br: u32, bc: u32) -> (Self, Walk<M::Keys>) {
-        let work = WorkTile::<H>::of_block(params, br);
+    pub fn new<C: Score>(params: &'a ForwardParams, br: u32, bc: u32) -> (Self, Walk<M::Keys>) {
+        let work = WorkTile::<H>::of_block::<C>(params, br);
         let (first, split) = (work.first, work.keys(params));
         let mask = work.mask::<M>(params, split);
         let ends = begin::ends(&work, &mask, first, br);
