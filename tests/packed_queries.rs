@@ -149,14 +149,30 @@ fn options(device: &Device) -> Outcome {
 
 /// More sequences than a warp has lanes, which the tiles of all heads are divided among.
 fn many(device: &Device) -> Outcome {
-    let lengths = |queries: usize| -> Vec<_> {
-        let of = |i: usize| [(1 + i * 5 % queries) * usize::from(i != 40), i * 13 % 50];
-        (0..70).map(of).collect()
-    };
     for queries in [1, 4, 9] {
-        case_of(&lengths(queries), 4).check(device)?;
+        many_case(queries).check(device)?;
     }
     PASSED
+}
+
+/// 70 sequences of up to so many queries.
+pub fn many_case(queries: usize) -> Case {
+    let of = |i: usize| [(1 + i * 5 % queries) * usize::from(i != 40), i * 13 % 50];
+    let lengths: Vec<_> = (0..70).map(of).collect();
+    case_of(&lengths, 4)
+}
+
+/// Chunks of prompts and sequences that decode, in pages of so many keys.
+pub fn mixed_case(page: usize) -> Case {
+    case_of(&MIXED, page)
+}
+
+/// Sequences of few queries, which kernels that decode compute.
+pub fn decoding_case() -> Case {
+    Case {
+        dim: 128,
+        ..case_of(&MIXED[2..6], 16)
+    }
 }
 
 /// Numbers of any value, of which kernels take the nearest ones that are allowed: offsets, lengths and pages.
@@ -359,7 +375,7 @@ fn wrong_arguments(device: &Device) -> Outcome {
     assert_eq!(refused(&call.pages(&pages)), Ok(()));
     let own = zeros([1, 2, 16, 64])?;
     let found = call.forward(&q, &own, &own).map(drop);
-    assert_eq!(found, Err(Error::Needs("packed queries", "pages")));
+    assert_eq!(found, Err(Error::Needs("packed_queries", "pages")));
     let shape = |argument: &'static str, expected: &[usize], found: &[usize]| Error::Shape {
         argument,
         expected: expected.to_vec(),
@@ -383,7 +399,7 @@ fn wrong_arguments(device: &Device) -> Outcome {
     let found = call.pages(&pages).forward(&two, &kv, &kv).map(drop);
     assert_eq!(found, Err(Error::PackedBatch(2)));
     let call = call.pages(&pages);
-    let excluded = |option| Err(Error::Excluded(option, "packed queries"));
+    let excluded = |option| Err(Error::Excluded(option, "packed_queries"));
     let bias = zeros([1, 1, 5, 96])?;
     assert_eq!(refused(&call.bias(&bias)), excluded("bias"));
     let mask = Tensor::<u8>::zeros(device, [1, 1, 5, 96])?;

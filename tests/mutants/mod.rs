@@ -21,6 +21,7 @@ mod merge;
 mod options;
 mod pack;
 mod packed;
+mod packed_queries;
 mod pages;
 #[cfg(feature = "ladder")]
 mod rungs;
@@ -77,6 +78,7 @@ pub fn tests() -> Vec<Test> {
         backward::MUTANTS,
         far::MUTANTS,
         packed::MUTANTS,
+        packed_queries::MUTANTS,
         pages::MUTANTS,
         latent::MUTANTS,
         fp8::MUTANTS,
@@ -142,6 +144,7 @@ impl Subject {
             (Some(runs), _) => (Some(runs), options::switches(name)),
             (None, Some((runs, switches))) => (Some(runs), switches),
             (None, None) => match pages::runs(name)
+                .or(packed_queries::runs(name))
                 .or(latent::runs(name))
                 .or(fp8::runs(name))
                 .or(e4m3::runs(name))

@@ -105,49 +105,49 @@ pub const MUTANTS: &[Mutant] = &[
         what: "a query finds its sequence by the offset above",
         kernel: RANGES,
         pattern: "setp.gt.s32",
-        which: Nth(5),
+        which: Nth(3),
         change: or_equal,
     },
     Mutant {
         what: "a query sees one key less",
         kernel: RANGES,
         pattern: "add.s32",
-        which: Nth(19),
+        which: Nth(29),
         change: one_less,
     },
     Mutant {
         what: "an offset of queries below those before it, for keys",
         kernel: RANGES,
         pattern: "max.s32",
-        which: Nth(23),
+        which: Nth(25),
         change: always_last,
     },
     Mutant {
         what: "an offset of queries above those behind it",
         kernel: RANGES,
         pattern: "min.s32",
-        which: Nth(9),
+        which: Nth(7),
         change: always_last,
     },
     Mutant {
         what: "an offset of keys below those before it",
         kernel: RANGES,
         pattern: "max.s32",
-        which: Nth(11),
+        which: Nth(6),
         change: always_last,
     },
     Mutant {
         what: "an offset of keys above those behind it",
         kernel: RANGES,
         pattern: "min.s32",
-        which: Nth(10),
+        which: Nth(6),
         change: always_last,
     },
     Mutant {
         what: "the length of a sequence's queries left out",
         kernel: RANGES,
         pattern: "min.s32",
-        which: Nth(4),
+        which: Nth(1),
         change: always_first,
     },
     Mutant {
@@ -182,7 +182,7 @@ pub const MUTANTS: &[Mutant] = &[
         what: "a length for each sequence of heads that share one",
         kernel: RANGES,
         pattern: "div.u32",
-        which: Nth(2),
+        which: Nth(3),
         change: |line| {
             let (quotient, operands) = line.split_once(',').expect("operands");
             let (dividend, _) = operands.split_once(',').expect("two");
@@ -193,7 +193,7 @@ pub const MUTANTS: &[Mutant] = &[
         what: "queries of no sequence not marked",
         kernel: RANGES,
         pattern: ", -2147483648;",
-        which: Nth(2),
+        which: Nth(0),
         change: |line| line.replace("-2147483648", "0"),
     },
     Mutant {
@@ -228,7 +228,7 @@ pub const MUTANTS: &[Mutant] = &[
         what: "a query's own place not aligned",
         kernel: RANGES,
         pattern: "sub.s32",
-        which: Nth(3),
+        which: Nth(2),
         change: always_first,
     },
 ];
@@ -503,6 +503,7 @@ pub fn runs(kernel: &Kernel) -> Option<Vec<Run>> {
     let mut runs: Vec<_> = runs.collect();
     if kernel.name == RANGES {
         runs.extend(super::pages::runs_of_units());
+        runs.extend(super::packed_queries::runs_of_tiles());
     }
     if kernel.name == SUMS {
         // More key tiles, which take turns.

@@ -64,7 +64,7 @@ pub const MUTANTS: &[Mutant] = &[
         what: "units of entries not counted up",
         kernel: RANGES,
         pattern: "shfl.sync.idx",
-        which: Nth(7),
+        which: Nth(20),
         change: zero,
     },
     Mutant {
@@ -183,7 +183,7 @@ pub fn runs_of_units() -> Vec<Run> {
     of_cases([pages::uneven_case(true, None)])
 }
 
-fn of_cases(cases: impl IntoIterator<Item = Case>) -> Vec<Run> {
+pub fn of_cases(cases: impl IntoIterator<Item = Case>) -> Vec<Run> {
     let run = |case: Case| -> Run { Box::new(move |device| case.check(device).map(drop)) };
     cases.into_iter().map(run).collect()
 }

@@ -9,7 +9,7 @@
 #include <stdint.h>
 
 // Version of the interface that the header describes: a higher number has more functions, more fields or more values.
-#define FERROATTN_VERSION 6
+#define FERROATTN_VERSION 7
 
 // How a call ended. Of all but `FERROATTN_STATUS_OK`, `ferroattn_last_error` has the reason.
 enum FerroattnStatus
@@ -132,6 +132,9 @@ enum FerroattnSequences
   FERROATTN_SEQUENCES_PACKED = 1,
   // Lengths `int32[batch]`.
   FERROATTN_SEQUENCES_PADDED = 2,
+  // Offsets `int32[n + 1]` of queries, as of `Packed`, and lengths `int32[n]` of keys, which `pages` have: a row of these for each
+  // sequence, `int32[n, most]`. Bias and mask do not go with them. Since version 7.
+  FERROATTN_SEQUENCES_PACKED_QUERIES = 3,
 };
 #ifndef __cplusplus
 #if __STDC_VERSION__ >= 202311L

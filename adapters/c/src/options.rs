@@ -30,6 +30,9 @@ pub enum FerroattnSequences {
     Packed = 1,
     /// Lengths `int32[batch]`.
     Padded = 2,
+    /// Offsets `int32[n + 1]` of queries, as of `Packed`, and lengths `int32[n]` of keys, which `pages` have: a row of these for each
+    /// sequence, `int32[n, most]`. Bias and mask do not go with them. Since version 7.
+    PackedQueries = 3,
 }
 
 /// Options of a call; `ferroattn_options_init` turns all off. Flags are 0 or 1.
@@ -282,6 +285,7 @@ impl FerroattnOptions {
         const NONE: u32 = FerroattnSequences::None as u32;
         const PACKED: u32 = FerroattnSequences::Packed as u32;
         const PADDED: u32 = FerroattnSequences::Padded as u32;
+        const PACKED_QUERIES: u32 = FerroattnSequences::PackedQueries as u32;
         // SAFETY: the caller's word.
         let [q, kv] = unsafe {
             [
@@ -293,10 +297,11 @@ impl FerroattnOptions {
             (NONE, None, None) => Ok(None),
             (PACKED, Some(q), Some(kv)) => Ok(Some(Sequences::Packed { q, kv })),
             (PADDED, Some(q), Some(kv)) => Ok(Some(Sequences::Padded { q, kv })),
+            (PACKED_QUERIES, Some(q), Some(kv)) => Ok(Some(Sequences::PackedQueries { q, kv })),
             (NONE, ..) => Err(Failure::argument(
                 "sequences_q or sequences_kv is given; sequences must say of which kind",
             )),
-            (PACKED | PADDED, ..) => Err(Failure::argument(
+            (PACKED | PADDED | PACKED_QUERIES, ..) => Err(Failure::argument(
                 "sequences_q or sequences_kv is NULL; packed and padded sequences have both",
             )),
             (other, ..) => Err(Failure::argument(format!(

@@ -174,15 +174,15 @@ impl Call {
         }
     }
 
-    /// A tensor of candle's order of axes, in the library's.
+    /// A tensor of candle's order of axes, in the library's: of packed rows it has three.
     fn read<'a, M: Memory>(
         &self,
         addresses: &mut Addresses<'a, M>,
         placed: &Placed<'a, M>,
     ) -> Result<RawTensor> {
-        match self.tensors.is_packed() {
-            true => Ok(one_entry(addresses.read(placed)?)),
-            false => Ok(heads_first(addresses.read(placed)?)),
+        match placed.layout.dims().len() {
+            3 => Ok(one_entry(addresses.read(placed)?)),
+            _ => Ok(heads_first(addresses.read(placed)?)),
         }
     }
 

@@ -157,17 +157,44 @@ impl Attention {
     /// # }
     /// ```
     pub fn packed(self, offsets_q: &Tensor, offsets_kv: &Tensor) -> Self {
-        self.rows(true, offsets_q, offsets_kv)
+        self.rows([true; 2], offsets_q, offsets_kv)
+    }
+
+    /// Sequences whose queries lie one after another, as [`packed`](Self::packed) has them, and whose keys lie in [pages](Self::pages): q
+    /// is `[rows, heads, dim]`, and of `n` sequences, sequence `s` has the first `lengths_kv[s]` keys of row `s` of the table, `[n, most]`.
+    /// So prompts, in chunks of any lengths, go in one call with sequences that decode, and no query is copied. Offsets are `[n + 1]` and
+    /// lengths `[n]` of i32 or u32. Biases and masks do not go with them.
+    ///
+    /// ```
+    /// # fn main() -> candle_core::Result<()> {
+    /// use candle_core::{DType, Device, Tensor};
+    /// use ferroattn_candle::Attention;
+    ///
+    /// let device = &Device::Cpu;
+    /// // Three pages of one key.
+    /// let pages = Tensor::new(&[[1_f32; 8], [2.0; 8], [3.0; 8]], device)?.reshape((3, 1, 1, 8))?;
+    /// let table = Tensor::new(&[[2_u32, 0], [1, 0]], device)?;
+    /// let q = Tensor::zeros((3, 1, 8), DType::F32, device)?;
+    /// // Two queries of a sequence with two keys, and one of a sequence with one.
+    /// let (offsets, keys) = (Tensor::new(&[0_u32, 2, 3], device)?, Tensor::new(&[2_u32, 1], device)?);
+    /// let attention = Attention::new().causal(true).pages(&table).packed_queries(&offsets, &keys);
+    /// let o = attention.forward(&q, &pages, &pages)?;
+    /// assert_eq!(o.mean((1, 2))?.to_vec1::<f32>()?, [3.0, 2.0, 2.0]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn packed_queries(self, offsets_q: &Tensor, lengths_kv: &Tensor) -> Self {
+        self.rows([true, false], offsets_q, lengths_kv)
     }
 
     /// A length for each entry of the batch: entry `b` has queries `0..lengths_q[b]` and keys `0..lengths_kv[b]`, and the rows after
     /// them only fill the tensors. Both are `[batch]` of i32 or u32; a length may be 0. All else is as for [`packed`](Self::packed),
     /// whose place it takes.
     pub fn padded(self, lengths_q: &Tensor, lengths_kv: &Tensor) -> Self {
-        self.rows(false, lengths_q, lengths_kv)
+        self.rows([false; 2], lengths_q, lengths_kv)
     }
 
-    fn rows(mut self, packed: bool, q: &Tensor, kv: &Tensor) -> Self {
+    fn rows(mut self, packed: [bool; 2], q: &Tensor, kv: &Tensor) -> Self {
         let numbers = [q.clone(), kv.clone()];
         self.tensors.rows = Some(Rows { packed, numbers });
         self
@@ -334,18 +361,19 @@ impl Attention {
 
     /// The problem that q, k and v pose, if they are what the call takes.
     fn problem(&self, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Problem> {
-        if self.tensors.is_packed() && self.tensors.has_cache() {
+        let [packed, packed_keys] = self.tensors.packed();
+        if packed_keys && self.tensors.has_cache() {
             candle_core::bail!(
-                "packed sequences have no pages or entries of a cache; padded ones have, and flash_attn_varlen_paged"
+                "packed sequences have no pages or entries of a cache; padded ones have, and packed_queries"
             )
         }
         for (name, tensor) in [("k", k), ("v", v)] {
             expect_device(name, tensor, ("q", q.device()))?;
         }
         let [q, k, v] = [
-            self.sizes("q", q)?,
-            self.sizes("k", k)?,
-            self.sizes("v", v)?,
+            sizes("q", q, packed)?,
+            sizes("k", k, packed_keys)?,
+            sizes("v", v, packed_keys)?,
         ];
         let [batch, .., dim] = q;
         let entries = if self.tensors.has_cache() {
@@ -357,41 +385,40 @@ impl Attention {
         for (name, found, dim) in [("k", k, dim), ("v", v, v[3])] {
             let expected = [entries, kv_heads, rows, dim];
             if found != expected {
-                let [found, expected] = [found, expected].map(|sizes| self.in_axes(sizes));
+                let [found, expected] = [found, expected].map(|sizes| in_axes(sizes, packed_keys));
                 candle_core::bail!("{name} has shape {found}; it must be {expected}")
             }
         }
         let pages = self.tensors.pages.as_ref().map(Tensor::dims);
         let pages = pages.map(|dims| dims.last().copied().unwrap_or_default());
-        let seqlen_kv = rows.saturating_mul(pages.unwrap_or(1));
+        let entries = self.tensors.key_entries();
+        let seqlen_kv = rows.saturating_mul(pages.unwrap_or(1).saturating_mul(entries));
         let [k, v] = [k, v].map(|[.., dim]| [batch, kv_heads, seqlen_kv, dim]);
         self.options.problem(q, k, v).map_err(Error::wrap)
     }
+}
 
-    /// The sizes of a tensor in the library's order, `[batch, heads, rows, dim]`.
-    fn sizes(&self, name: &str, tensor: &Tensor) -> Result<[usize; 4]> {
-        match (self.tensors.is_packed(), tensor.dims()) {
-            (false, &[batch, rows, heads, dim]) => Ok([batch, heads, rows, dim]),
-            (true, &[rows, heads, dim]) => Ok([1, heads, rows, dim]),
-            (false, dims) => {
-                candle_core::bail!(
-                    "{name} has shape {dims:?}; it must be [batch, rows, heads, dim]"
-                )
-            }
-            (true, dims) => {
-                candle_core::bail!(
-                    "{name} has shape {dims:?}; of packed sequences it must be [rows, heads, dim]"
-                )
-            }
+/// The sizes of a tensor in the library's order, `[batch, heads, rows, dim]`.
+fn sizes(name: &str, tensor: &Tensor, packed: bool) -> Result<[usize; 4]> {
+    match (packed, tensor.dims()) {
+        (false, &[batch, rows, heads, dim]) => Ok([batch, heads, rows, dim]),
+        (true, &[rows, heads, dim]) => Ok([1, heads, rows, dim]),
+        (false, dims) => {
+            candle_core::bail!("{name} has shape {dims:?}; it must be [batch, rows, heads, dim]")
+        }
+        (true, dims) => {
+            candle_core::bail!(
+                "{name} has shape {dims:?}; of packed sequences it must be [rows, heads, dim]"
+            )
         }
     }
+}
 
-    /// Sizes in candle's order of axes.
-    fn in_axes(&self, [batch, heads, rows, dim]: [usize; 4]) -> String {
-        match self.tensors.is_packed() {
-            true => format!("{:?}", [rows, heads, dim]),
-            false => format!("{:?}", [batch, rows, heads, dim]),
-        }
+/// Sizes in candle's order of axes.
+fn in_axes([batch, heads, rows, dim]: [usize; 4], packed: bool) -> String {
+    match packed {
+        true => format!("{:?}", [rows, heads, dim]),
+        false => format!("{:?}", [batch, rows, heads, dim]),
     }
 }
 

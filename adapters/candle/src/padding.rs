@@ -1,11 +1,8 @@
-//! Packed queries as padded ones, and back: the library has no packed queries beside pages.
-//!
-//! All is done on the device, in the order of its stream: the host reads no offset of a GPU.
+//! Packed queries and keys in pages, with offsets of both: the host reads no offset of a GPU.
 
 use crate::Attention;
 use crate::tensors::{expect_device, expect_dtype};
 use candle_core::{DType, Device, Result, Tensor};
-use std::sync::{Mutex, PoisonError};
 
 /// Packed queries, and keys in pages.
 pub(crate) struct Paged<'a> {
@@ -36,30 +33,21 @@ impl Paged<'_> {
             expect_offsets("seqlens_q", seqlens_q, max_q, Some(total))?;
             expect_offsets("seqlens_k", seqlens_k, max_k, None)?;
         }
-        let [lengths_q, lengths_k] = [lengths(seqlens_q, batch)?, lengths(seqlens_k, batch)?];
-        let table = self.table(max_k)?;
-        let attention = attention.pages(&table).padded(&lengths_q, &lengths_k);
-        let most = max_q.min(total);
-        let forward = |q: &Tensor| {
-            let o = attention.forward(q, k, v)?;
-            let (_, _, heads, dim_v) = o.dims4()?;
-            o.reshape((batch * most, heads, dim_v))
-        };
-        if batch * most == total {
-            // All sequences have that many queries.
-            return match most {
-                1 => forward(&q.unsqueeze(1)?),
-                _ => forward(&q.reshape((batch, most, heads, dim))?),
-            };
-        }
-        if most == 0 {
+        if max_q == 0 && total > 0 {
             candle_core::bail!("max_seqlen_q is 0; q has {total} rows")
         }
-        let rows = rows_of_padded(seqlens_q, [batch, most, total])?;
-        let padded = q.contiguous()?.index_select(&rows, 0)?;
-        let o = forward(&padded.reshape((batch, most, heads, dim))?)?;
-        let rows = rows_of_packed(seqlens_q, &lengths_q, [batch, most, total])?;
-        o.index_select(&rows, 0)
+        let lengths_k = lengths(seqlens_k, batch)?;
+        let table = self.table(max_k)?;
+        let attention = attention.pages(&table);
+        if batch * max_q.min(total) != total {
+            return attention
+                .packed_queries(seqlens_q, &lengths_k)
+                .forward(q, k, v);
+        }
+        // All sequences have that many queries: their keys are divided among blocks in parts of one size.
+        let padded = q.reshape((batch, total / batch, heads, dim))?;
+        let attention = attention.padded(&lengths(seqlens_q, batch)?, &lengths_k);
+        attention.forward(&padded, k, v)?.flatten(0, 1)
     }
 
     /// How many sequences there are.
@@ -91,48 +79,6 @@ impl Paged<'_> {
 /// How many rows each sequence has.
 fn lengths(seqlens: &Tensor, batch: usize) -> Result<Tensor> {
     seqlens.narrow(0, 1, batch)? - seqlens.narrow(0, 0, batch)?
-}
-
-/// The packed row of each row of a padded batch: behind a sequence's last one, any.
-fn rows_of_padded(seqlens: &Tensor, [batch, most, total]: [usize; 3]) -> Result<Tensor> {
-    let device = seqlens.device();
-    let first = seqlens.narrow(0, 0, batch)?.unsqueeze(1)?;
-    let rows = first.broadcast_add(&counted(most, device)?.unsqueeze(0)?)?;
-    let last = Tensor::full(total as u32 - 1, (1, 1), device)?;
-    rows.broadcast_minimum(&last)?.flatten_all()
-}
-
-/// The padded row of each packed row: it lies behind the rows that fill the sequences before.
-fn rows_of_packed(
-    seqlens: &Tensor,
-    lengths: &Tensor,
-    [batch, most, total]: [usize; 3],
-) -> Result<Tensor> {
-    let device = seqlens.device();
-    let row = counted(total, device)?;
-    let filled = Tensor::full(most as u32, batch, device)?.sub(lengths)?;
-    let ends = seqlens.narrow(0, 1, batch)?.unsqueeze(0)?;
-    let is_behind = row.unsqueeze(1)?.broadcast_ge(&ends)?;
-    let is_behind = is_behind.to_dtype(DType::U32)?;
-    let before = is_behind.broadcast_mul(&filled.unsqueeze(0)?)?.sum(1)?;
-    let last = Tensor::full((batch * most) as u32 - 1, 1, device)?;
-    (row + before)?.broadcast_minimum(&last)
-}
-
-/// The numbers 0, 1, 2, … of a device, which keeps them: their copy from the host may wait for a GPU's work.
-fn counted(count: usize, device: &Device) -> Result<Tensor> {
-    static KEPT: Mutex<Vec<Tensor>> = Mutex::new(Vec::new());
-    let mut kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
-    let of_device = |numbers: &Tensor| numbers.device().same_device(device);
-    match kept.iter().find(|numbers| of_device(numbers)) {
-        Some(numbers) if numbers.elem_count() >= count => numbers.narrow(0, 0, count),
-        _ => {
-            let numbers = Tensor::arange(0, count.next_power_of_two() as u32, device)?;
-            kept.retain(|numbers| !of_device(numbers));
-            kept.push(numbers.clone());
-            numbers.narrow(0, 0, count)
-        }
-    }
 }
 
 /// Checks offsets in the host's memory.

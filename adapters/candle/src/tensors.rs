@@ -18,7 +18,7 @@ pub(crate) struct Tensors {
     /// `[heads]`.
     pub sinks: Option<Tensor>,
     pub rows: Option<Rows>,
-    /// `[batch, most]`.
+    /// `[batch, most]` or, of packed queries, `[sequences, most]`.
     pub pages: Option<Tensor>,
     /// `[batch]`.
     pub cache_entries: Option<Tensor>,
@@ -29,15 +29,31 @@ pub(crate) struct Tensors {
 /// Which rows of queries and of keys are a sequence.
 #[derive(Clone, Debug)]
 pub(crate) struct Rows {
-    /// Whether sequences lie one after another, and the numbers are offsets; otherwise they are lengths.
-    pub packed: bool,
+    /// Whether queries and keys of sequences lie one after another, and their numbers are offsets; otherwise they are lengths.
+    pub packed: [bool; 2],
     /// Numbers of queries and of keys.
     pub numbers: [Tensor; 2],
 }
 
 impl Tensors {
+    /// Whether queries of sequences lie one after another, and whether keys do.
+    pub fn packed(&self) -> [bool; 2] {
+        self.rows.as_ref().map_or([false; 2], |rows| rows.packed)
+    }
+
+    /// Whether queries of sequences lie one after another.
     pub fn is_packed(&self) -> bool {
-        self.rows.as_ref().is_some_and(|rows| rows.packed)
+        self.packed()[0]
+    }
+
+    /// How many entries of keys one entry of q has: of packed queries one for each sequence.
+    pub fn key_entries(&self) -> usize {
+        match &self.rows {
+            Some(rows) if rows.packed == [true, false] => {
+                rows.numbers[0].elem_count().saturating_sub(1)
+            }
+            _ => 1,
+        }
     }
 
     /// Whether k and v have other entries than the batch.
@@ -102,10 +118,12 @@ impl Tensors {
     }
 
     fn named(&self) -> impl Iterator<Item = (&'static str, &Tensor)> {
-        let names = match self.is_packed() {
-            true => ["offsets_q", "offsets_kv"],
-            false => ["lengths_q", "lengths_kv"],
-        };
+        let name = |packed, offsets, lengths| if packed { offsets } else { lengths };
+        let [q, kv] = self.packed();
+        let names = [
+            name(q, "offsets_q", "lengths_q"),
+            name(kv, "offsets_kv", "lengths_kv"),
+        ];
         let numbers = self.rows.iter().flat_map(|rows| &rows.numbers);
         let options = [
             ("alibi", &self.alibi),
@@ -148,7 +166,7 @@ impl Tensors {
 
     fn expect_shapes(&self, p: &Problem) -> Result<()> {
         let groups = match &self.rows {
-            Some(rows) if rows.packed => rows.numbers[0].elem_count().saturating_sub(1),
+            Some(rows) if rows.packed[0] => rows.numbers[0].elem_count().saturating_sub(1),
             _ => p.batch,
         };
         if self.is_packed() && groups == 0 {
@@ -156,7 +174,7 @@ impl Tensors {
                 "offsets_q must have one more element than there are sequences, 2 or more"
             )
         }
-        let numbers = groups + usize::from(self.is_packed());
+        let entries = p.batch * self.key_entries();
         let pairs = pairs(p);
         for (name, tensor) in self.named() {
             let dims = tensor.dims();
@@ -171,8 +189,8 @@ impl Tensors {
                     format!("{pairs:?}, with 1 for any of the first three"),
                 ),
                 "pages" => (
-                    dims.len() == 2 && dims[0] == p.batch,
-                    format!("[{}, most pages]", p.batch),
+                    dims.len() == 2 && dims[0] == entries,
+                    format!("[{entries}, most pages]"),
                 ),
                 // How many there are is checked by the library.
                 _ if is_descale(name) => (
@@ -185,7 +203,10 @@ impl Tensors {
                     let shape = shape.unwrap_or_default();
                     (dims == shape, format!("{shape:?}"))
                 }
-                _ => (dims == [numbers], format!("[{numbers}]")),
+                _ => {
+                    let numbers = groups + usize::from(name.starts_with("offsets"));
+                    (dims == [numbers], format!("[{numbers}]"))
+                }
             };
             if !fits {
                 candle_core::bail!("{name} has shape {dims:?}; it must be {wanted}")
@@ -278,9 +299,10 @@ impl LockedTensors<'_> {
                 addresses.read(&q.placed()?)?,
                 addresses.read(&kv.placed()?)?,
             ];
-            raw.sequences = Some(match self.tensors.is_packed() {
-                true => Sequences::Packed { q, kv },
-                false => Sequences::Padded { q, kv },
+            raw.sequences = Some(match self.tensors.packed() {
+                [true, true] => Sequences::Packed { q, kv },
+                [true, false] => Sequences::PackedQueries { q, kv },
+                [false, _] => Sequences::Padded { q, kv },
             });
         }
         Ok(raw)

@@ -24,7 +24,7 @@ _WIDEST = 2**63 - 1
 # Numbers of the C interface.
 DTYPES = {"float16": 1, "bfloat16": 2, "float32": 3}
 E4M3 = "float8_e4m3fn"
-_PACKED, _PADDED = 1, 2
+_PACKED, _PADDED, _PACKED_QUERIES = 1, 2, 3
 _E4M3_INPUTS, _E4M3_CACHE = 1, 2
 _EXCEPTIONS = {1: ValueError, 2: NotImplementedError, 3: MemoryError}
 
@@ -124,12 +124,14 @@ class Kept:
         self._form, self._order = form_of(packed, heads_first)
         self._kept: list[Array] = []
 
-    def tensor(self, name: str, value: Any, dtype: str | None = None) -> Tensor:
-        """An array of the inputs' form, and of this type, the call's if it is None."""
+    def tensor(self, name: str, value: Any, dtype: str | None = None, *, of_pages: bool = False) -> Tensor:
+        """An array of the inputs' form, or that of pages, and of this type, the call's if it is None."""
         array = array_of(name, value, dtype or self.dtype)
-        expect_axes(name, array, len(self._order), self._form)
-        array = in_rows(array).transpose(self._order)
-        return self.keep(array[None] if self._packed else array)
+        packed = self._packed and not of_pages
+        form, order = form_of(False, False) if self._packed and of_pages else (self._form, self._order)
+        expect_axes(name, array, len(order), form)
+        array = in_rows(array).transpose(order)
+        return self.keep(array[None] if packed else array)
 
     def keep(self, array: Array) -> Tensor:
         """Tells the C interface where an array lies."""
@@ -141,8 +143,8 @@ class Kept:
 class Call(Kept):
     """Inputs and options of a call for the C interface, and the memory where they lie."""
 
-    def __init__(self, q: Any, k: Any, v: Any, heads_first: bool, dtype: Any = None) -> None:
-        """Reads q, k and v; with dtype, the type of o then, they may be of e4m3."""
+    def __init__(self, q: Any, k: Any, v: Any, heads_first: bool, dtype: Any = None, in_pages: bool = False) -> None:
+        """Reads q, k and v, which may be pages; with dtype, the type of o then, they may be of e4m3."""
         e4m3 = () if dtype is None else (E4M3,)
         self.q = array_of("q", q, *DTYPES, *e4m3)
         of_q = str(self.q.dtype)
@@ -150,7 +152,11 @@ class Call(Kept):
         self.k = array_of("k", k, *dict.fromkeys((of_q, *e4m3)))
         self.v = array_of("v", v, str(self.k.dtype))
         inputs = {"q": self.q, "k": self.k, "v": self.v}
-        self._tensors = {name: self.tensor(name, array, str(array.dtype)) for name, array in inputs.items()}
+        self._packed_queries = in_pages and self._packed
+        self._tensors = {
+            name: self.tensor(name, array, str(array.dtype), of_pages=in_pages and name != "q")
+            for name, array in inputs.items()
+        }
         batch, heads, seqlen_q, _dim = self._tensors["q"].shape
         self.rows = (heads, seqlen_q) if self._packed else (batch, heads, seqlen_q)
         self._repeats = (batch, heads, seqlen_q)
@@ -204,7 +210,8 @@ class Call(Kept):
             what = "packed sequences need the offsets" if self._packed else "padded sequences need the lengths"
             raise ValueError(f"{what} of both queries and keys")
         if seqlens_q is not None:
-            options.sequences = _PACKED if self._packed else _PADDED
+            packed = _PACKED_QUERIES if self._packed_queries else _PACKED
+            options.sequences = packed if self._packed else _PADDED
         row = "a row of numbers"
         for field, name, numbers, axes, form in [
             ("sequences_q", "seqlens_q", seqlens_q, 1, row),

@@ -65,12 +65,13 @@ def attention(
         sinks: Logits of keys without values, `float32[heads]`; they have a gradient.
         alibi_slopes: `float32[heads]` or `float32[batch, heads]`; of packed sequences `float32[sequences, heads]`, too.
         seqlens_q: Lengths `int32[batch]`; of packed sequences offsets `int32[sequences + 1]`, as of all `seqlens`.
-        seqlens_k: Lengths or offsets of keys; both are given or none.
+        seqlens_k: Lengths or offsets of keys; of keys in pages lengths always. Both are given or none.
         first_keys: The first key of each entry of the batch, `int32[batch]`.
         cache_entries: The entry of k and v for each entry of q, `int32[batch]`; such a call has no gradient.
-        pages: The pages of k and v for each entry of q, `int32[batch, most]`: k is `[pages, page, kv_heads, dim]`, v alike, the
-            keys of a page a power of 2. Key `j` is row `j % page` of page `pages[b, j // page]`, and seqlen_k is `most * page`.
-            Numbers of pages behind an entry's last key may be any. Such a call has no gradient.
+        pages: The pages of k and v for each entry of q, or each packed sequence, `int32[batch, most]`: k is
+            `[pages, page, kv_heads, dim]`, v alike, the keys of a page a power of 2. Key `j` is row `j % page` of page
+            `pages[b, j // page]`, and seqlen_k is `most * page`. Numbers of pages behind an entry's last key may be any. Such
+            a call has no gradient.
         prefix: Keys and values that all entries share, `[1, keys, kv_heads, dim]` and `[1, keys, kv_heads, dim_v]`, of packed
             sequences without the first axis: each query sees all of them before its own, and they are read once for all
             entries. lse counts both. `causal` hides own keys alone, of which an entry needs as many as it has queries, less
@@ -332,7 +333,7 @@ def flash_attn_varlen_func(
         v: Values, `[total_k, kv_heads, dim_v]`; with a block_table `[pages, page, kv_heads, dim_v]`.
         cu_seqlens_q: Offsets of sequences among the queries, `int32[sequences + 1]`.
         cu_seqlens_k: Offsets of sequences among the keys, `int32[sequences + 1]`.
-        max_seqlen_q: With a block_table, the rows of the longest sequence; else not needed.
+        max_seqlen_q: With a block_table, the rows of the longest sequence: calls of even ones are faster. Else not needed.
         max_seqlen_k: Not needed.
         alibi_slopes: `float32[heads]` or `float32[sequences, heads]`.
         block_table: The pages of each sequence, `int32[sequences, most]`; see `attention`. Such a call has no gradient.
@@ -545,7 +546,7 @@ def _of_pages(
     block_table: Tensor,
     **options: Any,
 ) -> tuple[Tensor, Tensor]:
-    """Attention of packed queries to pages, without a gradient: as padded ones, and the host waits for no offset.
+    """Attention of packed queries to pages, without a gradient, and the host waits for no offset.
 
     Returns:
         o, `[total_q, heads, dim_v]`, and lse, `float32[heads, total_q]`.
@@ -554,17 +555,13 @@ def _of_pages(
         raise ValueError(f"q has {q.dim()} axes; it must be [total, heads, dim]")
     batch, total = cu_seqlens_q.shape[0] - 1, q.shape[0]
     most = min(max_seqlen_q, total)
-    options |= {"seqlens_q": cu_seqlens_q.diff(), "seqlens_k": seqlens_k, "pages": block_table}
+    options |= {"seqlens_k": seqlens_k, "pages": block_table}
     with torch.no_grad():
-        if batch * most == total:
-            # All sequences are that long.
-            o, lse = attention(q.unflatten(0, (batch, most)), k, v, **options)
-            return o.flatten(0, 1), lse.transpose(0, 1).flatten(1)
-        rows, row = (torch.arange(count, dtype=torch.int32, device=q.device) for count in (most, total))
-        o, lse = attention(q[(cu_seqlens_q[:-1, None] + rows).clamp(0, total - 1)], k, v, **options)
-        sequence = torch.bucketize(row, cu_seqlens_q[1:-1], right=True)
-        place = (row - cu_seqlens_q[sequence]).clamp(0, most - 1)
-        return o[sequence, place], lse[sequence, :, place].T.contiguous()
+        if batch * most != total:
+            return attention(q, k, v, seqlens_q=cu_seqlens_q, **options)
+        # All sequences are that long: their keys are divided among blocks in parts of one size.
+        o, lse = attention(q.unflatten(0, (batch, most)), k, v, seqlens_q=cu_seqlens_q.diff(), **options)
+        return o.flatten(0, 1), lse.transpose(0, 1).flatten(1)
 
 
 def _parts(packed: Tensor, name: str, parts: int) -> tuple[Tensor, ...]:

@@ -79,11 +79,11 @@ def attention(
         sinks: Logits of keys without values, `float32[heads]`.
         alibi_slopes: `float32[heads]` or `float32[batch, heads]`; of packed sequences `float32[sequences, heads]`, too.
         seqlens_q: Lengths `int32[batch]`; of packed sequences offsets `int32[sequences + 1]`.
-        seqlens_k: Lengths or offsets of keys; both are given or none.
+        seqlens_k: Lengths or offsets of keys; of keys in pages lengths always. Both are given or none.
         first_keys: The first key of each entry of the batch, `int32[batch]`.
         cache_entries: The entry of k and v for each entry of q, `int32[batch]`; such a call has no gradient.
-        pages: The pages of k and v for each entry of q, `int32[batch, most]`: k is `[pages, page, kv_heads, dim]`, v alike, the
-            keys of a page a power of 2. Such a call has no gradient.
+        pages: The pages of k and v for each entry of q, or each packed sequence, `int32[batch, most]`: k is
+            `[pages, page, kv_heads, dim]`, v alike, the keys of a page a power of 2. Such a call has no gradient.
         scale: Factor of scores, `1 / sqrt(dim)` if it is None. Like all numbers, it is known while JAX traces.
         causal: Whether query `i` sees only keys up to `i + seqlen_k - seqlen_q`.
         window: Keys before and after a query's own that it sees; -1 is no bound.
@@ -246,7 +246,7 @@ def _calls(numbers: _Numbers, arrays: Arrays) -> list[Call]:
     if arrays["v"].shape == arrays["k"].shape and arrays["v"].dtype == arrays["k"].dtype:
         values.append(stands["k"])
     for value in values:
-        call = Call(stands["q"], stands["k"], value, numbers.heads_first)
+        call = Call(stands["q"], stands["k"], value, numbers.heads_first, in_pages="pages" in stands)
         call.set_numbers(numbers.scale, numbers.causal, numbers.window, numbers.softcap, numbers.batch_invariant)
         call.set_arrays(*(stands.get(name) for name in ("bias", "mask", "sinks", "alibi_slopes")))
         lengths = ("seqlens_q", "seqlens_k", "first_keys", "cache_entries", "pages")

@@ -100,12 +100,13 @@ def attention(
         sinks: Logits of keys without values, `float32[heads]`.
         alibi_slopes: `float32[heads]` or `float32[batch, heads]`; of packed sequences `float32[sequences, heads]`, too.
         seqlens_q: Lengths `int32[batch]`; of packed sequences offsets `int32[sequences + 1]`.
-        seqlens_k: Lengths or offsets of keys; both are given or none.
+        seqlens_k: Lengths or offsets of keys; of keys in pages lengths always. Both are given or none.
         first_keys: The first key of each entry of the batch, `int32[batch]`.
         cache_entries: The entry of k and v for each entry of q, `int32[batch]`; such a call has no gradient.
-        pages: The pages of k and v for each entry of q, `int32[batch, most]`: k is `[pages, page, kv_heads, dim]`, v alike, the
-            keys of a page a power of 2. Key `j` is row `j % page` of page `pages[b, j // page]`, and seqlen_k is `most * page`.
-            Numbers of pages behind an entry's last key may be any. Such a call has no gradient.
+        pages: The pages of k and v for each entry of q, or each packed sequence, `int32[batch, most]`: k is
+            `[pages, page, kv_heads, dim]`, v alike, the keys of a page a power of 2. Key `j` is row `j % page` of page
+            `pages[b, j // page]`, and seqlen_k is `most * page`. Numbers of pages behind an entry's last key may be any. Such
+            a call has no gradient.
         prefix: Keys and values that all entries share, `[1, keys, kv_heads, dim]` and `[1, keys, kv_heads, dim_v]`, of packed
             sequences without the first axis: each query sees all of them before its own. lse counts both. `causal` hides own
             keys alone, of which an entry needs as many as it has queries, less one. Such a call has no gradient, bias, mask,
@@ -136,7 +137,7 @@ def attention(
         ValueError, TypeError: An argument is wrong, alone or beside the others.
         MemoryError: Memory ran out.
     """
-    call = Call(q, k, v, heads_first, dtype)
+    call = Call(q, k, v, heads_first, dtype, in_pages=pages is not None)
     call.set_numbers(scale, causal, window, softcap, batch_invariant)
     call.set_arrays(bias, mask, sinks, alibi_slopes)
     call.set_lengths(seqlens_q, seqlens_k, first_keys, cache_entries, pages)

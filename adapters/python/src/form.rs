@@ -1,6 +1,6 @@
 //! The order of a tensor's axes, and those that are repeated.
 
-use ferroattn::RawTensor;
+use ferroattn::{RawTensor, Sequences};
 
 /// How the axes of q, k, v and o are ordered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,6 +29,23 @@ impl Form {
             Form::HeadsFirst => [Some(0), Some(1), Some(2), Some(3)],
             Form::RowsFirst => [Some(0), Some(2), Some(1), Some(3)],
             Form::Packed => [None, Some(1), Some(0), Some(2)],
+        }
+    }
+
+    /// How the axes of k and v are ordered beside q of this form: pages beside packed queries have four axes, rows first.
+    pub fn of_keys(self, in_pages: bool) -> Self {
+        match (self, in_pages) {
+            (Form::Packed, true) => Form::RowsFirst,
+            _ => self,
+        }
+    }
+
+    /// Sequences of this form, with these numbers: of packed queries, keys have offsets or, in pages, lengths.
+    pub fn sequences<T>(self, q: T, kv: T, in_pages: bool) -> Sequences<T> {
+        match (self, in_pages) {
+            (Form::Packed, true) => Sequences::PackedQueries { q, kv },
+            (Form::Packed, false) => Sequences::Packed { q, kv },
+            _ => Sequences::Padded { q, kv },
         }
     }
 

@@ -4,7 +4,7 @@
 pub(super) const LENGTHS: &str = "variable lengths";
 
 /// The name of packed queries on keys in pages.
-pub(super) const PACKED_QUERIES: &str = "packed queries";
+pub(super) const PACKED_QUERIES: &str = "packed_queries";
 
 /// The name of the entries of a cache.
 pub(crate) const CACHE: &str = "cache_entries";

@@ -149,7 +149,7 @@ fn numbers_of_no_meaning_are_refused() {
         options.batch_invariant = 5
     });
     refused("mask_type is 2", |_, options| options.mask_type = 2);
-    refused("sequences is 3", |_, options| options.sequences = 3);
+    refused("sequences is 4", |_, options| options.sequences = 4);
     refused("window_left is -2", |_, options| options.window_left = -2);
     refused("window_right is -9", |_, options| options.window_right = -9);
     refused("scale is inf", |_, options| options.scale = f32::INFINITY);

@@ -11,6 +11,7 @@ mod fp8;
 mod memory;
 mod merge;
 mod modifiers;
+mod packed_queries;
 mod prefix;
 mod random;
 

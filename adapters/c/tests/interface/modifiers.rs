@@ -155,6 +155,7 @@ impl ModifierTensors<'_> {
         match &self.sequences {
             Some(Sequences::Packed { q, kv }) => call.packed(q, kv),
             Some(Sequences::Padded { q, kv }) => call.padded(q, kv),
+            Some(Sequences::PackedQueries { q, kv }) => call.packed_queries(q, kv),
             None => call,
         }
     }
@@ -196,7 +197,9 @@ impl ModifierTensors<'_> {
         let mask = full(&self.bytes, problem)?.or(full(&self.bits, problem)?);
         let sequences = self.sequences.as_ref();
         let [q, kv] = sequences.map_or([None; 2], |sequences| {
-            let (Sequences::Packed { q, kv } | Sequences::Padded { q, kv }) = sequences;
+            let (Sequences::Packed { q, kv }
+            | Sequences::Padded { q, kv }
+            | Sequences::PackedQueries { q, kv }) = sequences;
             [q, kv].map(|numbers| Some(c_tensor(numbers.as_raw())))
         });
         let alibi = self.alibi.as_ref().map(|alibi| c_tensor(alibi.as_raw()));
@@ -216,6 +219,7 @@ impl ModifierTensors<'_> {
             None => FerroattnSequences::None,
             Some(Sequences::Packed { .. }) => FerroattnSequences::Packed,
             Some(Sequences::Padded { .. }) => FerroattnSequences::Padded,
+            Some(Sequences::PackedQueries { .. }) => FerroattnSequences::PackedQueries,
         };
         let mask_type = match self.bits {
             None => FerroattnMask::Bytes,

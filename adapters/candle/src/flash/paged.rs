@@ -14,8 +14,7 @@ use candle_core::{Result, Tensor};
 /// more queries than `max_seqlen_q` or more keys than `max_seqlen_k`: the launch depends on these. A page has a power of 2 of keys.
 /// With `causal`, query `i` of a sequence sees keys up to `i + keys - queries`.
 ///
-/// Where sequences have uneven numbers of queries, q is copied to `[sequences, max_seqlen_q, heads, dim]` first, and the output back.
-/// Nothing is read back from a GPU. There are no gradients.
+/// Queries are read where they lie, and nothing is read back from a GPU. There are no gradients.
 ///
 /// ```
 /// # fn main() -> candle_core::Result<()> {

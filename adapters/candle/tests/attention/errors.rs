@@ -305,7 +305,7 @@ fn pages_and_other_options() -> Result<()> {
     let packed = Attention::new().packed(&seqlens_q, &seqlens_k);
     assert_eq!(
         line(packed.pages(&table).forward(&q, &k, &v)),
-        "packed sequences have no pages or entries of a cache; padded ones have, and flash_attn_varlen_paged"
+        "packed sequences have no pages or entries of a cache; padded ones have, and packed_queries"
     );
     let entries = zeros(&[1], DType::U32);
     let both = Attention::new().pages(&table).cache_entries(&entries);

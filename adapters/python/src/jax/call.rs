@@ -5,7 +5,7 @@ use super::failure::Failure;
 use super::frame::{Frame, number};
 use crate::form::{Form, repeated};
 use ferroattn::{
-    Attention, Dtype, RawBias, RawForward, RawMask, RawOptions, RawTensor, RawWorkspace, Sequences,
+    Attention, Dtype, RawBias, RawForward, RawMask, RawOptions, RawTensor, RawWorkspace,
 };
 
 /// Axes of a bias or a mask.
@@ -27,7 +27,9 @@ impl Call {
         let of_q = of_q.ok_or_else(|| Failure::internal("the call has no array q"))?;
         let form = Form::of(of_q.dims().len(), frame.flag("heads_first")?);
         let dtype = of_q.dtype("q")?;
+        let of_keys = form.of_keys(frame.array("pages").is_some());
         let tensor = |name| frame.tensor(name, number(dtype), form.axes());
+        let keys = |name| frame.tensor(name, number(dtype), of_keys.axes());
         let q = tensor("q")?;
         Ok(Call {
             attention: attention(frame)?,
@@ -35,8 +37,8 @@ impl Call {
             dtype,
             tensors: RawForward {
                 q,
-                k: tensor("k")?,
-                v: tensor("v")?,
+                k: keys("k")?,
+                v: keys("v")?,
                 o: tensor("o")?,
                 lse: frame.tensor("lse", element::F32, form.axes_of_rows())?,
                 options: options(frame, form, q)?,
@@ -94,10 +96,9 @@ fn options(frame: &Frame, form: Form, q: RawTensor) -> Result<RawOptions, Failur
         options.alibi = Some(slopes);
     }
     let (seqlens_q, seqlens_k) = (numbers("seqlens_q")?, numbers("seqlens_k")?);
-    options.sequences = seqlens_q.zip(seqlens_k).map(|(q, kv)| match form {
-        Form::Packed => Sequences::Packed { q, kv },
-        _ => Sequences::Padded { q, kv },
-    });
+    let in_pages = frame.array("pages").is_some();
+    let sequences = seqlens_q.zip(seqlens_k);
+    options.sequences = sequences.map(|(q, kv)| form.sequences(q, kv, in_pages));
     options.first_keys = numbers("first_keys")?;
     options.cache_entries = numbers("cache_entries")?;
     options.pages = frame.optional("pages", element::S32, [Some(0), Some(1)])?;

@@ -2,7 +2,7 @@
 
 use super::device::Place;
 use super::failure::Failure;
-use super::options::Options;
+use super::options::{Form, Options};
 use super::shim::StableValue;
 use super::tensor::{Tensor, Type};
 use super::value::{Arguments, results};
@@ -56,16 +56,17 @@ impl Inputs {
         [of_q, of_keys]: [Type; 2],
     ) -> Result<RawInputs, Failure> {
         let form = options.form;
+        let of_pages = form.of_keys(options.pages.is_some());
         let place = self.q.place();
-        let raw = |name, tensor: &Tensor, of| -> Result<RawTensor, Failure> {
+        let raw = |name, tensor: &Tensor, form: Form, of| -> Result<RawTensor, Failure> {
             form.expect(name, tensor)?;
             tensor.expect(name, of, place)?;
             Ok(tensor.raw(form.axes()))
         };
         let mut inputs = RawInputs {
-            q: raw("q", &self.q, of_q)?,
-            k: raw("k", &self.k, of_keys)?,
-            v: raw("v", &self.v, of_keys)?,
+            q: raw("q", &self.q, form, of_q)?,
+            k: raw("k", &self.k, of_pages, of_keys)?,
+            v: raw("v", &self.v, of_pages, of_keys)?,
             dtype,
             place,
         };

@@ -146,13 +146,13 @@ pub struct Options {
     pub sinks: Option<Tensor>,
     /// Slopes of ALiBi, `float32[heads]` or `float32[batch, heads]`.
     pub alibi: Option<Tensor>,
-    /// Lengths of queries and of keys; of packed sequences their offsets.
+    /// Lengths of queries and of keys; of packed sequences their offsets, but lengths of keys in pages.
     pub seqlens: [Option<Tensor>; 2],
     /// The first key of each entry.
     pub first_keys: Option<Tensor>,
     /// The entry of k and v of each entry.
     pub cache_entries: Option<Tensor>,
-    /// The pages of k and v of each entry.
+    /// The pages of k and v of each entry or, of packed queries, of each sequence.
     pub pages: Option<Tensor>,
     /// Keys and values that all entries share.
     pub prefix: Prefix,
@@ -291,11 +291,10 @@ impl Options {
         let q = numbers("seqlens_q", q.as_ref(), place)?;
         let kv = numbers("seqlens_k", kv.as_ref(), place)?;
         match (self.form, q.zip(kv)) {
-            (Form::Packed, Some((q, kv))) => Ok(Some(Sequences::Packed { q, kv })),
+            (form, Some((q, kv))) => Ok(Some(form.sequences(q, kv, self.pages.is_some()))),
             (Form::Packed, None) => Err(Failure::value(
                 "packed sequences need the offsets of both queries and keys",
             )),
-            (_, Some((q, kv))) => Ok(Some(Sequences::Padded { q, kv })),
             (_, None) if q.is_some() || kv.is_some() => Err(Failure::value(
                 "padded sequences need the lengths of both queries and keys",
             )),
