@@ -13,9 +13,15 @@ pub struct Cache<T> {
     pub v: Tensor<T>,
     /// The pages of each entry of the batch.
     table: Option<Tensor<i32, 2>>,
-    /// Keys and values before those of each entry.
-    prefix: Option<Box<[Tensor<T>; 2]>>,
+    prefix: Option<Shared<T>>,
     appended: Option<Appended<T>>,
+}
+
+/// Keys and values before those of each entry.
+enum Shared<T> {
+    Tensors(Box<[Tensor<T>; 2]>),
+    /// Pages of the cache, and the keys that they hold.
+    Pages(Tensor<i32, 1>, usize),
 }
 
 /// The last keys and values of each entry of the batch.
@@ -68,15 +74,21 @@ impl Modifiers {
         lengths.iter().map(|keys| keys - prefix).collect()
     }
 
-    /// Shapes of K and V of a problem of own keys, as calls take them, and of the table of pages.
+    /// Shapes of K and V of a problem of own keys, as calls take them, and of the table of pages. Pages of a prefix are the last ones.
     pub fn cache_shapes(&self, problem: &Problem) -> ([[usize; 4]; 2], Option<[usize; 2]>) {
         let shapes = [problem.k_shape(), problem.v_shape()];
         let Some(page) = self.page else {
             return (shapes, None);
         };
         let [batch, most] = [problem.batch, problem.seqlen_kv / page];
-        let in_pages = shapes.map(|[_, kv_heads, _, dim]| [batch * most, kv_heads, page, dim]);
+        let pages = batch * most + self.shared_pages().unwrap_or(0);
+        let in_pages = shapes.map(|[_, kv_heads, _, dim]| [pages, kv_heads, page, dim]);
         (in_pages, Some([batch, most]))
+    }
+
+    /// How many pages hold the prefix, if it lies in some.
+    pub fn shared_pages(&self) -> Option<usize> {
+        Some(self.prefix?.div_ceil(self.page?))
     }
 }
 
@@ -90,11 +102,11 @@ impl<T: Element> Cache<T> {
     ) -> ferroattn::Result<Self> {
         let mut k = Tensor::new(device, problem.k_shape(), k)?;
         let mut v = Tensor::new(device, problem.v_shape(), v)?;
-        let mut prefix = None;
+        let mut shared = None;
         if let Some(keys) = modifiers.prefix {
             let ([shared_k, own_k], [shared_v, own_v]) = (divided(&k, keys)?, divided(&v, keys)?);
             (k, v) = (own_k, own_v);
-            prefix = Some(Box::new([shared_k, shared_v]));
+            shared = Some(Box::new([shared_k, shared_v]));
         }
         let appended = match modifiers.append {
             None => None,
@@ -110,19 +122,35 @@ impl<T: Element> Cache<T> {
             }
         };
         let ([k_shape, v_shape], table) = modifiers.cache_shapes(&modifiers.own(problem));
-        let table = match table {
-            None => None,
-            Some(shape @ [batch, most]) => {
-                (k, v) = (in_pages(&k, k_shape)?, in_pages(&v, v_shape)?);
-                let pages: Vec<i32> = (0..(batch * most) as i32).rev().collect();
-                Some(Tensor::new(device, shape, &pages)?)
-            }
+        let Some(of_table @ [batch, most]) = table else {
+            return Ok(Cache {
+                k,
+                v,
+                table: None,
+                prefix: shared.map(Shared::Tensors),
+                appended,
+            });
         };
+        let [shared_k, shared_v] = match shared.as_deref() {
+            Some([k, v]) => [Some(k), Some(v)],
+            None => [None, None],
+        };
+        (k, v) = (
+            in_pages(&k, shared_k, k_shape)?,
+            in_pages(&v, shared_v, v_shape)?,
+        );
+        let own = (batch * most) as i32;
+        let pages: Vec<i32> = (0..own).rev().collect();
+        let behind: Vec<i32> = (own..k_shape[0] as i32).collect();
+        let prefix = modifiers.prefix.map(|keys| {
+            let behind = Tensor::new(device, [behind.len()], &behind)?;
+            Ok::<_, ferroattn::Error>(Shared::Pages(behind, keys))
+        });
         Ok(Cache {
             k,
             v,
-            table,
-            prefix,
+            table: Some(Tensor::new(device, of_table, &pages)?),
+            prefix: prefix.transpose()?,
             appended,
         })
     }
@@ -133,8 +161,9 @@ impl<T: Element> Cache<T> {
             Some(table) => call.pages(table),
             None => call.clone(),
         };
-        match self.prefix.as_deref() {
-            Some([k, v]) => call.prefix(k, v),
+        match &self.prefix {
+            Some(Shared::Tensors(tensors)) => call.prefix(&tensors[0], &tensors[1]),
+            Some(Shared::Pages(table, keys)) => call.prefix_pages(table, *keys),
             None => call,
         }
     }
@@ -170,17 +199,32 @@ fn taken<T: Element>(
     Ok(taken)
 }
 
-/// `[batch, heads, keys, dim]` as pages of this shape, the last one first.
-fn in_pages<T: Element>(all: &Tensor<T>, shape: [usize; 4]) -> ferroattn::Result<Tensor<T>> {
-    let [pages, _, page, _] = shape;
+/// `[batch, heads, keys, dim]` as pages of this shape, the last one first, and a prefix in pages behind them. Nothing reads the rest of its
+/// last page.
+fn in_pages<T: Element>(
+    all: &Tensor<T>,
+    prefix: Option<&Tensor<T>>,
+    shape: [usize; 4],
+) -> ferroattn::Result<Tensor<T>> {
+    let page = shape[2];
     let [batch, _, keys, _] = all.shape();
     let most = keys / page;
-    let mut in_pages = Tensor::zeros(&all.device(), shape)?;
-    for (entry, place) in (0..batch).flat_map(|entry| (0..most).map(move |place| (entry, place))) {
-        let from = all.view().narrow(0, entry, 1)?;
-        let number = pages - 1 - (entry * most + place);
+    let mut in_pages = poisoned(&all.device(), shape, T::from_f32(f32::NAN))?;
+    let mut copy = |from: &Tensor<T>, entry: usize, place: usize, number: usize| {
+        let rows = page.min(from.shape()[2] - place * page);
+        let from = from.view().narrow(0, entry, 1)?;
         let mut page_at = in_pages.view_mut().narrow(0, number, 1)?;
-        page_at.copy_from(&from.narrow(2, place * page, page)?)?;
+        page_at = page_at.narrow(2, 0, rows)?;
+        page_at.copy_from(&from.narrow(2, place * page, rows)?)
+    };
+    let own = batch * most;
+    for (entry, place) in (0..batch).flat_map(|entry| (0..most).map(move |place| (entry, place))) {
+        copy(all, entry, place, own - 1 - (entry * most + place))?;
+    }
+    if let Some(prefix) = prefix {
+        for place in 0..shape[0] - own {
+            copy(prefix, 0, place, own + place)?;
+        }
     }
     Ok(in_pages)
 }

@@ -54,8 +54,8 @@ pub struct Modifiers {
     /// Keys and values in pages of this many keys, a power of 2, behind a table; the last page first
     #[arg(long, value_name = "KEYS", value_parser = whole(1..=MAX_SEQLEN as usize))]
     pub page: Option<usize>,
-    /// All entries of the batch share the first KEYS keys and values, those of the first entry: they lie by themselves, and
-    /// calls read them once. seqlen_kv and --lengths count them
+    /// All entries of the batch share the first KEYS keys and values, those of the first entry: they lie by themselves, with --page in
+    /// pages of the same cache, and calls read them once. seqlen_kv and --lengths count them
     #[arg(long, value_name = "KEYS", value_parser = whole(1..=MAX_SEQLEN as usize))]
     pub prefix: Option<usize>,
     /// Append the last ROWS keys and values of each entry of the batch before each call; times include it
@@ -196,7 +196,13 @@ impl Modifiers {
         planned.prefix = self.prefix.map(|keys| {
             let shared = |dim| RawTensor::row_major([1, problem.kv_heads, keys, dim]);
             let (k, v) = (shared(problem.dim), shared(problem.dim_v));
-            RawPrefix::Keys { dtype, k, v }
+            match self
+                .shared_pages()
+                .map(|pages| RawTensor::row_major([pages]))
+            {
+                None => RawPrefix::Keys { dtype, k, v },
+                Some(table) => RawPrefix::Pages { table, keys },
+            }
         });
         planned.batch_invariant = self.batch_invariant;
         planned.split_keys = self.split_keys.unwrap_or(0);

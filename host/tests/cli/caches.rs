@@ -40,6 +40,9 @@ fn prefixes_alone_and_with_other_options() {
         "--batch 2 --seqlen 40 --seqlen-kv 70 --prefix 30 --causal",
         "--batch 2 --seqlen 3 --seqlen-kv 96 --prefix 48 --page 16 --causal",
         "--batch 2 --seqlen 1 --seqlen-kv 100 --prefix 52 --page 8 --append 2 --lengths 54,93",
+        "--batch 3 --seqlen 3 --seqlen-kv 97 --prefix 33 --page 16 --lengths 36,97,50 --causal --sinks",
+        "--batch 2 --seqlen 2 --seqlen-kv 67 --prefix 3 --page 64",
+        "--batch 2 --seqlen 2 --seqlen-kv 70 --prefix 69 --page 1 --lengths 70,69",
     ] {
         for (_, outcome) in passed(options) {
             assert!(outcome["prefix"].is_u64(), "{options}");
