@@ -31,6 +31,7 @@ pub fn tests() -> Vec<Test> {
         Test::kernels("any_numbers", any_numbers),
         Test::kernels("wide", wide),
         Test::new("as_calls_of_each", as_calls_of_each),
+        Test::new("shared_prefix", shared_prefix),
         Test::new("wrong_numbers", wrong_numbers),
         Test::new("wrong_arguments", wrong_arguments),
     ];
@@ -303,6 +304,57 @@ fn as_calls_of_each(device: &Device) -> Outcome {
     for row in of_none {
         assert_eq!(lse[row], f32::NEG_INFINITY, "lse of a query of no sequence");
         assert!(o[row * dim..][..dim].iter().all(|&o| o == f16::ZERO));
+    }
+    PASSED
+}
+
+/// Pages that all sequences share before their own: as if each had them in its row of the table.
+fn shared_prefix(device: &Device) -> Outcome {
+    let (page, keys) = (16, 48);
+    let mut case = case_of(&MIXED, page);
+    // Causal sequences of fewer keys than queries would see a part of the prefix.
+    if let Some(Sequences::PackedQueries { kv, .. }) = &mut case.modifiers.sequences {
+        kv[3] = 1;
+    }
+    let problem = case.problem()?;
+    let own = case.modifiers.pages.as_mut().expect("pages");
+    let most = own.of.len() / MIXED.len();
+    own.of[3 * most] = own.of[most];
+    let shared: Vec<i32> = (0..keys / page).map(|n| (own.count + n) as i32).collect();
+    let count = own.count + shared.len();
+    let mut joined = case.clone();
+    let pages = joined.modifiers.pages.as_mut().expect("pages");
+    let rows = pages.of.chunks(most);
+    pages.of = rows.flat_map(|row| [&shared[..], row].concat()).collect();
+    joined.seqlen_kv = pages.of.len() * page;
+    if let Some(Sequences::PackedQueries { kv, .. }) = &mut joined.modifiers.sequences {
+        kv.iter_mut().for_each(|length| *length += keys as i32);
+    }
+    let tensor = |shape: [usize; 4], seed: usize| {
+        let number = |i: usize| ((i * 37 + seed) * 2654435761 % 1000) as f32 / 500.0 - 1.0;
+        let numbers = (0..shape.iter().product()).map(|i| f16::from_f32(number(i)));
+        Tensor::new(device, shape, &numbers.collect::<Vec<_>>())
+    };
+    let q = tensor([1, 4, problem.seqlen_q, 64], 1)?;
+    let [k, v] = [
+        tensor([count, 2, page, 64], 2)?,
+        tensor([count, 2, page, 64], 3)?,
+    ];
+    let table = Tensor::new(device, [shared.len()], &shared)?;
+    let call = || Attention::new().causal(true).check_lengths(true);
+    let tensors = case.modifiers.tensors(device, &problem, 0)?;
+    let of_joined = joined.modifiers.tensors(device, &joined.problem()?, 0)?;
+    let found = tensors
+        .of(call())
+        .prefix_pages(&table, keys)
+        .forward(&q, &k, &v)?;
+    let expected = of_joined.of(call()).forward(&q, &k, &v)?;
+    let numbers = |(o, lse): (Tensor<f16>, Tensor<f32, 3>)| -> Result<Vec<f32>> {
+        let o = o.to_vec()?.into_iter().map(f32::from);
+        Ok(o.chain(lse.to_vec()?).collect())
+    };
+    for (found, expected) in numbers(found)?.into_iter().zip(numbers(expected)?) {
+        assert!((found - expected).abs() <= 4e-3, "{found} for {expected}");
     }
     PASSED
 }

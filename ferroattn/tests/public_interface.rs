@@ -73,6 +73,10 @@ const TESTED: &[(&str, &[&str])] = &[
     ),
     ("tests/pages.rs::wrong_pages", &["Attention::pages"]),
     (
+        "tests/packed_queries.rs::wrong_arguments",
+        &["Attention::packed_queries"],
+    ),
+    (
         "tests/fp8/e4m3.rs::wrong_calls",
         &[
             "Attention::descales",

@@ -121,7 +121,7 @@ impl Draft {
         };
         let is_packed = args.options.has_packed_queries();
         let parts = match is_packed {
-            true => args.options.key_entries() + 2,
+            true => args.options.key_entries().saturating_add(2),
             false => 1,
         };
         let mut schedule = Schedule::new(&kernel, divided, facts, division, parts)?;
@@ -138,6 +138,7 @@ impl Draft {
         if tiles.is_some() {
             let rows = problem.seqlen_q.saturating_mul(schedule.packed as usize);
             expect_at_most("the number of rows of packed queries", rows, MAX_SEQLEN)?;
+            expect_at_most("the number of packed sequences", parts, MAX_SEQLEN)?;
         }
         let has_lengths = matches!(args.options.sequences, Some(Sequences::Padded { .. }));
         let may_divide =

@@ -55,7 +55,7 @@ pub fn request(dtype: Dtype, problem: &Problem, options: &RawOptions, facts: &Fa
         e4m3_cache: options.e4m3_cache.is_some(),
         invariant: options.batch_invariant,
         // Of packed queries as many as a sequence has on average.
-        seqlen_q: problem.seqlen_q.div_ceil(options.key_entries()) as u32,
+        seqlen_q: problem.seqlen_q.div_ceil(options.key_entries().max(1)) as u32,
         group: u32::try_from(problem.group()).unwrap_or(u32::MAX),
         compute_capability: facts.compute_capability,
         class: facts.class().into(),

@@ -28,7 +28,7 @@ pub(super) fn shared(
         ..*kernel
     };
     shared.entry.switches = kernel.entry.switches.with(Switch::Group, true);
-    let of_groups = Schedule::new(&shared, problem, facts, division)?;
+    let of_groups = Schedule::new(&shared, problem, facts, division, 1)?;
     let time = |schedule| time(kernel, schedule, problem, facts);
     Ok((time(&of_groups) <= time(schedule)).then_some((shared, of_groups)))
 }

@@ -172,6 +172,33 @@ proptest! {
     }
 
     #[test]
+    fn plans_of_packed_queries(
+        sizes in proptest::array::uniform5(prop_oneof![4 => 1..40_usize, 1 => size()]), dims in [dim(), dim()], log2 in 0..70_u32,
+        batch in prop_oneof![9 => Just(1_usize), 1 => size()], is_causal in any::<bool>(), facts in facts(),
+        changes in proptest::array::uniform6(Change::any()),
+    ) {
+        let [heads, queries, sequences, most, pages] = sizes;
+        let [dim, dim_v] = dims;
+        let [q, k, v, table, offsets, lengths] = changes;
+        let (heads, page) = (heads.min(1 << 20), 1_usize.checked_shl(log2).unwrap_or(12));
+        let mut args = RawForward::row_major(&any_problem());
+        args.q = q.of(RawTensor::row_major([batch, 2 * heads, queries, dim]));
+        args.k = k.of(RawTensor::row_major([pages, heads, page, dim]));
+        args.v = v.of(RawTensor::row_major([pages, heads, page, dim_v]));
+        args.o = RawTensor::row_major([batch, 2 * heads, queries, dim_v]);
+        args.lse = RawTensor::row_major([batch, 2 * heads, queries]);
+        args.options.pages = Some(table.of(RawTensor::row_major([sequences, most])));
+        args.options.sequences = Some(Sequences::PackedQueries {
+            q: offsets.of(RawTensor::row_major([sequences.saturating_add(1)])),
+            kv: lengths.of(RawTensor::row_major([sequences])),
+        });
+        for facts in [Some(&facts), None] {
+            let _ = Attention::new().causal(is_causal).plan(facts, Dtype::F16, &args);
+            let _ = kernel::suitable(facts, Dtype::F16, &any_problem(), &args.options);
+        }
+    }
+
+    #[test]
     fn plans_of_csr_pages(
         sizes in proptest::array::uniform3(prop_oneof![3 => 0..40_usize, 1 => size()]), log2 in 0..70_u32, facts in facts(),
         changes in proptest::array::uniform5(Change::any()),
