@@ -37,7 +37,7 @@ pub unsafe fn fa1<E: Element, const W: usize, const DT: usize, const NT: usize>(
     // SAFETY: the launch has this many threads a block.
     let thread = unsafe { special::thread(threads) };
     let warp_row = thread / 32 * 16;
-    let place = WorkTile::<OneHead>::of_block(p, br);
+    let place = WorkTile::<OneHead>::of_block::<Scaled>(p, br);
     let q = Copier::<DT, _>::new(place.q_rows(&p.q), thread, threads);
     let k = Copier::<DT, _>::new(place.kv_rows(&p.k, 0), thread, threads);
     let v = Copier::<DT, _>::new(place.kv_rows(&p.v, 0), thread, threads);

@@ -9,6 +9,7 @@ use crate::params::LadderParams;
 use kernels::abi::ForwardParams;
 use kernels::attention::WorkTile;
 use kernels::attention::options::mask::{Either, Mask};
+use kernels::attention::options::score::Scaled;
 use kernels::attention::workload::heads::OneHead;
 use kernels::attention::{SoftmaxScale, Total};
 use kernels::layout::rows::{Rows, Strided};
@@ -23,7 +24,7 @@ use kernels::tile::Element;
 #[inline(always)]
 pub unsafe fn naive<E: Element>(params: &LadderParams) {
     let p = &params.forward;
-    let place = WorkTile::<OneHead>::of_block(p, NAIVE_ROWS);
+    let place = WorkTile::<OneHead>::of_block::<Scaled>(p, NAIVE_ROWS);
     // SAFETY: the launch has a thread for each row.
     let thread = unsafe { special::thread(NAIVE_ROWS) };
     let last = (place.first + NAIVE_ROWS).min(p.seqlen_q);

@@ -53,7 +53,7 @@ pub unsafe fn rows<
     // SAFETY: the launch has this many threads a block.
     let thread = || unsafe { special::thread(threads) };
     let warp_row = || thread() / 32 * 16 * MT as u32;
-    let place = WorkTile::<OneHead>::of_block(p, br);
+    let place = WorkTile::<OneHead>::of_block::<Scaled>(p, br);
     let (first, split) = (place.first, place.keys(p));
     let [q_swizzle, k_swizzle, v_swizzle] = swizzles(options, SharedTile::<DT>::CHUNKS);
     let (k, v) = (
@@ -125,7 +125,7 @@ pub unsafe fn rows<
             j -= 1;
             let visible = || {
                 // Made again: over the loop these would hold registers.
-                let place = WorkTile::<OneHead>::of_block(p, br);
+                let place = WorkTile::<OneHead>::of_block::<Scaled>(p, br);
                 let mask = Either::new(p, place.sequence, place.keys(p));
                 let row = place.first + warp_row();
                 map_rows(|i| mask.keys_of_block((row + i) as i32, (j * bc) as i32))

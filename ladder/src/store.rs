@@ -46,7 +46,7 @@ pub unsafe fn store<E: Element, const MT: usize, const OT: usize>(
 ) {
     let p = &params.forward;
     // Made again: over the loop these would hold registers.
-    let place = WorkTile::<OneHead>::of_block(p, part.rows);
+    let place = WorkTile::<OneHead>::of_block::<Scaled>(p, part.rows);
     let first = place.first + part.warp_row;
     let exist = p.seqlen_q.saturating_sub(first);
     let lane = special::lane();

@@ -23,6 +23,7 @@ use kernels::attention::guard::{has_non_finite, multiply_guarded_tile};
 use kernels::attention::options::mask::{
     Either, Interval, Mask, Prefix, seen_blocks, whole_blocks,
 };
+use kernels::attention::options::score::Scaled;
 use kernels::attention::workload::heads::OneHead;
 use kernels::attention::{Softmax, SoftmaxScale};
 use kernels::attention::{Team, WorkTile};
@@ -66,7 +67,7 @@ pub unsafe fn teams<
     let lane = thread % 32;
     let width = (16 * OT * T) as u32;
 
-    let place = WorkTile::<OneHead>::of_block(p, br);
+    let place = WorkTile::<OneHead>::of_block::<Scaled>(p, br);
     let (first, split) = (place.first, place.keys(p));
     let mask = Either::new(p, place.sequence, split);
     let last = (first + br).min(p.seqlen_q) as i32 - 1;

@@ -160,9 +160,15 @@ def test_caches(device: Any) -> None:
     q, k, v, *_ = draw(rng, np.float16, (3, 2, 4, 16), (7, 8, 2, 16))
     lengths = {"seqlens_q": numbers(2, 2, 1), "seqlens_k": numbers(8, 3, 5), "causal": True}
     table = np.array([[5, 0], [3, -7], [6, 2]], np.int32)
-    for options in ({"cache_entries": numbers(5, 0, 5)}, {"pages": table, "seqlens_k": numbers(16, 3, 9)}):
-        expected = ferroattn.numpy.attention(q, k, v, **lengths | options)
-        found = attention(*put(device, (q, k, v)), **put(device, lengths | options))
+    in_pages = {"pages": table, "seqlens_k": numbers(16, 3, 9)}
+    packed = q.reshape(6, 4, 16)[:5]
+    for queries, options in (
+        (q, {"cache_entries": numbers(5, 0, 5)}),
+        (q, in_pages),
+        (packed, in_pages | {"seqlens_q": numbers(0, 2, 4, 5)}),
+    ):
+        expected = ferroattn.numpy.attention(queries, k, v, **lengths | options)
+        found = attention(*put(device, (queries, k, v)), **put(device, lengths | options))
         for a, b in zip(found, expected, strict=True):
             np.testing.assert_allclose(np.asarray(a, np.float64), b.astype(np.float64), atol=4e-3)
 

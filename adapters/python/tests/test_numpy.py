@@ -332,6 +332,13 @@ def test_pages_are_read_where_they_lie(page: int, dtype: str) -> None:
     np.testing.assert_allclose(lse, expected[1], rtol=4 * of_lse, atol=4 * of_lse)
     outside = attention(*(array.swapaxes(1, 2) for array in (q, k, v)), pages=table, heads_first=True, **options)
     np.testing.assert_array_equal(outside[0].swapaxes(1, 2), o)
+    # Queries one after another.
+    own = [q[0], q[1, :2], q[2]]
+    packed = attention(np.concatenate(own), k, v, pages=table, **options | {"seqlens_q": np.array([0, 4, 6, 10], np.int32)})
+    np.testing.assert_allclose(
+        packed[0].astype(np.float64), np.concatenate([o[0], o[1, :2], o[2]]).astype(np.float64), atol=of_o
+    )
+    np.testing.assert_allclose(packed[1], np.concatenate([lse[0], lse[1, :, :2], lse[2]], 1), atol=of_lse)
     with pytest.raises(NotImplementedError, match="no gradients of a call with pages"):
         attention_backward(d_o, q, k, v, o, lse, d_lse=d_lse, pages=table, **options)
 

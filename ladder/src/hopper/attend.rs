@@ -35,7 +35,7 @@ impl Work {
     /// This block's, in tiles of `br` queries and blocks of `bc` keys.
     #[inline(always)]
     pub fn of_block(p: &ForwardParams, br: u32, bc: u32) -> Self {
-        let place = WorkTile::<OneHead>::of_block(p, br);
+        let place = WorkTile::<OneHead>::of_block::<Scaled>(p, br);
         let split = place.keys(p);
         // Else the mask checks the order of its bounds: a panic in the code of both roles would make the assembler ignore
         // the consumers' registers.
@@ -152,7 +152,7 @@ pub unsafe fn attend<
             }
             tiles.release();
         }
-        let place = again(|| WorkTile::<OneHead>::of_block(p, br));
+        let place = again(|| WorkTile::<OneHead>::of_block::<Scaled>(p, br));
         let first = (place.first + warp_row()) as i32;
         store_rows::<E, Scaled, OneHead, DT>(p, &place, [first, 0], special::lane(), o, &softmax);
     }
