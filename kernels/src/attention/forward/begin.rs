@@ -21,7 +21,7 @@ pub fn ends<M: Mask, H: Heads>(
     first: u32,
     count: u32,
 ) -> [M::Keys; 2] {
-    let last = (first + count).min(work.row_count()) - 1;
+    let last = (first + count).min(work.row_count_of::<M>()) - 1;
     [mask.keys(work.query(first)), mask.keys(work.query(last))]
 }
 

@@ -109,7 +109,7 @@ unsafe fn decode_numbers<
     let thread = unsafe { special::thread(threads) };
     let warp_row = thread / 32 * 16;
     let work = WorkTile::<H>::of_unit::<C>(params, br);
-    let (first, rows) = (work.first, work.row_count());
+    let (first, rows) = (work.first, work.row_count::<C>());
     let Some(split) = work.keys_of_unit::<C>(params) else {
         return;
     };

@@ -55,7 +55,7 @@ pub unsafe fn sm80<
     // SAFETY: the launch has this many threads a block.
     let thread = unsafe { special::thread(threads) };
     let work = WorkTile::<H>::of_block::<C>(params, br);
-    let (first, rows) = (work.first, work.row_count());
+    let (first, rows) = (work.first, work.row_count::<C>());
     let split = work.keys(params);
     let q = Copier::new(work.q_rows(&params.q), thread, threads);
     let k = Copier::new(work.k_rows::<C>(params, split.first), thread, threads);
@@ -235,7 +235,7 @@ fn plan<M: Mask, H: Heads>(
     let seen = visits.of(seen_blocks(begin::ends(work, mask, work.first, br), bc));
     let ends = begin::ends(work, mask, row, warp_rows);
     // Rows past the last one see nothing.
-    let own = match row < work.row_count() {
+    let own = match row < work.row_count_of::<M>() {
         true => visits.of(seen_blocks(ends, bc)),
         false => seen.start..seen.start,
     };

@@ -54,7 +54,7 @@ pub unsafe fn team<
     // SAFETY: the launch has this many threads a block.
     let thread = unsafe { special::thread(threads) };
     let work = WorkTile::<H>::of_block::<C>(params, br);
-    let (first, rows) = (work.first, work.row_count());
+    let (first, rows) = (work.first, work.row_count::<C>());
     let split = work.keys(params);
     let q = Copier::new(work.q_rows(&params.q), thread, threads);
     let k = Copier::new(work.k_rows::<C>(params, split.first), thread, threads);

@@ -38,7 +38,7 @@ impl<const MT: usize, const DT: usize, const OT: usize, const QT: usize, C: Scor
             )
         });
         let (lane, team_row) = (thread % 32, thread / 32 / T as u32 * team_rows);
-        let (row, rows) = (work.first + team_row, work.row_count());
+        let (row, rows) = (work.first + team_row, work.row_count::<C>());
         // A team whose rows lie past the last one has nothing to store.
         if row >= rows {
             return;

@@ -14,6 +14,9 @@ pub trait KeyRows: Copy {
     /// The rows of a head.
     type Rows: Rows;
 
+    /// Whether they may lie in pages, and so beside packed queries.
+    const HAS_PAGES: bool = false;
+
     /// Where they lie if kernels that decode read them, who know entries of a cache without options.
     type Cached: KeyRows;
 
@@ -95,6 +98,7 @@ pub struct PageRows {
 }
 
 impl KeyRows for PageRows {
+    const HAS_PAGES: bool = true;
     type Rows = Paged;
     type Cached = Self;
 

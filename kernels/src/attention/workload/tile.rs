@@ -5,7 +5,7 @@ use super::key_rows::KeyRows;
 use super::sequence::{Sequence, Split};
 use super::visits::Visits;
 use crate::abi::{ForwardParams, QueryTile, TensorRef, Unit};
-use crate::attention::options::mask::Mask;
+use crate::attention::options::mask::{Interval, Mask};
 use crate::attention::options::score::Score;
 use crate::layout::rows::{Rows, Strided};
 use crate::ptx::{global, special, switch};
@@ -51,16 +51,12 @@ impl<H: Heads> WorkTile<H> {
     #[inline(always)]
     pub fn at<C: Score>(params: &ForwardParams, place: u32, br: u32) -> Self {
         let (split, tile, head) = params.order.place(place);
-        let (mut batch, head) = params.tile_heads.divide(head);
+        let (batch, head) = params.tile_heads.divide(head);
         if has_packed_tiles::<C>() {
-            batch = tile;
+            let first = load_packed_tile(params, tile).first;
+            return Self::new::<C>(params, split, tile, head, first);
         }
-        let work = Self::new::<C>(params, split, batch, head, tile * br);
-        let mut first = work.first;
-        if work.is_packed() {
-            first = work.packed.first;
-        }
-        WorkTile { first, ..work }
+        Self::new::<C>(params, split, batch, head, tile * br)
     }
 
     /// The rows from `first` on of heads `tile_head` of a batch entry, on a split of the keys; or, of packed queries, of their tile
@@ -94,10 +90,22 @@ impl<H: Heads> WorkTile<H> {
         self.may_be_packed && switch::tiles()
     }
 
-    /// Rows of all tiles of these heads or, of packed queries, up to the end of the tile's sequence.
+    /// Rows of all tiles of these heads or, of packed queries, up to the end of the tile's sequence; in a kernel with such scores.
     #[inline(always)]
-    pub fn row_count(&self) -> u32 {
-        match self.is_packed() {
+    pub fn row_count<C: Score>(&self) -> u32 {
+        self.rows(!C::SCALED)
+    }
+
+    /// [`row_count`](Self::row_count) in a kernel with such a mask.
+    #[inline(always)]
+    pub fn row_count_of<M: Mask>(&self) -> u32 {
+        self.rows(M::Keys::HAS_START)
+    }
+
+    /// The rows, in kernels that may have packed queries or, by a constant, in others: there the compiler copies loops otherwise.
+    #[inline(always)]
+    fn rows(&self, may_be_packed: bool) -> u32 {
+        match may_be_packed && switch::tiles() {
             true => self.packed.end,
             false => self.heads.row_count(self.sequence.queries),
         }
@@ -240,7 +248,12 @@ impl<H: Heads> WorkTile<H> {
         first: u32,
         elements: u32,
     ) -> R::Rows {
-        let keys = R::new(params, self.of_keys());
+        let mut sequence = self.sequence;
+        // A constant: else what is known of plain kernels comes too late.
+        if R::HAS_PAGES {
+            sequence = self.of_keys();
+        }
+        let keys = R::new(params, sequence);
         keys.rows(tensor, self.heads.kv_head(), first, elements)
     }
 

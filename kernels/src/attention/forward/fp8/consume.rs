@@ -133,7 +133,7 @@ pub unsafe fn consume<
 unsafe fn factors<K: Kernel>(launch: &Fp8Params, part: &Part<K>) -> [f32; 2] {
     let params = &launch.forward;
     let scale = SoftmaxScale::new(params.scale);
-    let rows = part.work.row_count() as i32;
+    let rows = part.work.row_count::<K::Score>() as i32;
     let first = part.first + (K::warp_row() + special::lane() / 4) as i32;
     [first, first + 8].map(|row| {
         let row = row.min(rows - 1).max(0) as u32;

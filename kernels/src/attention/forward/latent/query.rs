@@ -2,6 +2,7 @@
 
 use super::part::Part;
 use crate::abi::ForwardParams;
+use crate::attention::options::mask::Mask;
 use crate::attention::workload::heads::Heads;
 use crate::layout::latent::LatentMemory;
 use crate::layout::{element, fragment, rows::Rows};
@@ -16,7 +17,7 @@ const AT_ONCE: usize = 9;
 /// # Safety
 /// The threads `0..256` of the block make the same call; q is readable. Products may read Q after a barrier of these threads.
 #[inline(always)]
-pub unsafe fn copy_q<M, H: Heads>(
+pub unsafe fn copy_q<M: Mask, H: Heads>(
     params: &ForwardParams,
     part: &Part<M, H>,
     memory: LatentMemory,
@@ -26,7 +27,7 @@ pub unsafe fn copy_q<M, H: Heads>(
     const CHUNKS: u32 = LatentMemory::DIM / element::CHUNK;
     const { assert!((LatentMemory::ROWS * CHUNKS).is_multiple_of(256 * AT_ONCE as u32)) }
     let rows = part.work.q_rows(&params.q);
-    let left = part.work.row_count() - part.work.first;
+    let left = part.work.row_count_of::<M>() - part.work.first;
     let sign = if is_negative { 0x8000_8000 } else { 0 };
     let mut chunk = thread;
     while chunk < LatentMemory::ROWS * CHUNKS {

@@ -74,7 +74,7 @@ impl Job {
         work: &WorkTile<K::Heads>,
         split: Split,
     ) -> Visits<K::Mask> {
-        let rows = work.row_count();
+        let rows = work.row_count::<K::Score>();
         let tile = (self.first - rows as i32) as u32;
         let tile = tile.wrapping_add(rows.div_ceil(K::BR) * K::BR) / K::BR;
         work.visits(params, split, tile, K::BC)

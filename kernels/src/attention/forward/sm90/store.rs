@@ -142,7 +142,7 @@ unsafe fn store_by_map<K: Kernel, const OT: usize>(
             tensor::store_once(map, column, part.first, head as i32, batch as i32, from);
         }
         bulk::commit();
-        let rows = part.work.row_count() as i32;
+        let rows = part.work.row_count::<K::Score>() as i32;
         for r in 0..2 {
             let row = part.first + (lane / 4 + 8 * r as u32) as i32;
             if row < rows && lane % 4 == 0 {
@@ -166,7 +166,7 @@ pub unsafe fn store_rows<E: Element, C: Score, H: Heads, const OT: usize>(
     o: [Accumulator; OT],
     softmax: &Softmax<1>,
 ) {
-    let (first_row, rows) = (work.first_row(), work.row_count() as i32);
+    let (first_row, rows) = (work.first_row(), work.row_count::<C>() as i32);
     let row_of = |r: usize| first + (lane / 4 + 8 * r as u32) as i32;
     // SAFETY: the caller's promise. Only this warp stores these rows; no branch on a row holds an instruction of a
     // warp.

@@ -151,7 +151,7 @@ impl<C: Score, const OT: usize> Rows<C, OT> {
         // Held over the loop, it spills 12 bytes at D = 1024.
         let work = again(|| WorkTile::<H>::of_block::<C>(params, br));
         let first = work.first + team.row;
-        let exist = work.row_count().saturating_sub(first);
+        let exist = work.row_count::<C>().saturating_sub(first);
         let column = column_of(team);
         // SAFETY: the caller's promise. Rows and columns are the warp's own until the second barrier; one lane of
         // the team stores the lse of a row.
@@ -181,7 +181,7 @@ impl<C: Score, const OT: usize> Rows<C, OT> {
             barrier::block();
             let rows = work.o_rows::<C>(params);
             let copier = Copier::<DT, _>::new(rows, special::thread(threads), threads);
-            let exist = work.row_count() - work.first;
+            let exist = work.row_count::<C>() - work.first;
             copier.store(o_tile, work.first, br, exist, params.o_aligned != 0);
         }
     }

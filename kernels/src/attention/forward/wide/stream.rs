@@ -173,7 +173,7 @@ impl<'a, M: Mask, H: Heads, const DT: usize, const S: usize> Stream<'a, M, H, DT
                 let [q_tile, k_tile] = self.windows_in(self.filling);
                 let q = Copier::new(work.q_rows(&params.q), thread, threads);
                 let k = Copier::new(work.k_rows::<C>(params, split.first), thread, threads);
-                let exist = work.row_count() - work.first;
+                let exist = work.row_count::<C>() - work.first;
                 q.skip_columns(column)
                     .load(q_tile, work.first, tile.br, exist);
                 k.skip_columns(column)
