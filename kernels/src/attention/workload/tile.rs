@@ -111,10 +111,10 @@ impl<H: Heads> WorkTile<H> {
         }
     }
 
-    /// The first row of these heads or, of packed queries, of the tile's sequence.
+    /// The first row of these heads or, of packed queries, of the tile's sequence; in a kernel with such scores.
     #[inline(always)]
-    pub fn first_row(&self) -> i32 {
-        match self.is_packed() {
+    pub fn first_row<C: Score>(&self) -> i32 {
+        match has_packed_tiles::<C>() {
             true => self.packed.start as i32,
             false => 0,
         }

@@ -171,7 +171,7 @@ impl<K: Kernel> Part<K> {
     /// The keys of a row, or of the first row if it lies before it.
     #[inline(always)]
     fn keys_of(&self, row: i32) -> Keys<K> {
-        let row = row.max(self.work.first_row());
+        let row = row.max(self.work.first_row::<K::Score>());
         self.mask.keys(self.work.query(row as u32))
     }
 
@@ -184,7 +184,7 @@ impl<K: Kernel> Part<K> {
     /// [`blocks`](Self::blocks) of `size` keys.
     #[inline(always)]
     pub fn blocks_of(&self, count: u32, size: u32) -> Range<u32> {
-        match self.first + count as i32 > self.work.first_row() {
+        match self.first + count as i32 > self.work.first_row::<K::Score>() {
             true => seen_blocks(self.ends(count), size),
             false => 0..0,
         }

@@ -52,7 +52,7 @@ pub unsafe fn store_tile<K: Kernel, const OT: usize, const NT: usize, const S: u
         }
         let exists = || {
             let part = Part::<K>::new(params, job, K::tile_row() / ROWS * ROWS);
-            part.first >= part.work.first_row()
+            part.first >= part.work.first_row::<K::Score>()
         };
         // No box may begin before the first row. The vote makes the branch uniform.
         if K::O_BY_MAP && (launch.o_by_map != 0) & vote::any(exists()) {
@@ -166,7 +166,7 @@ pub unsafe fn store_rows<E: Element, C: Score, H: Heads, const OT: usize>(
     o: [Accumulator; OT],
     softmax: &Softmax<1>,
 ) {
-    let (first_row, rows) = (work.first_row(), work.row_count::<C>() as i32);
+    let (first_row, rows) = (work.first_row::<C>(), work.row_count::<C>() as i32);
     let row_of = |r: usize| first + (lane / 4 + 8 * r as u32) as i32;
     // SAFETY: the caller's promise. Only this warp stores these rows; no branch on a row holds an instruction of a
     // warp.
