@@ -91,6 +91,13 @@ pub const MUTANTS: &[Mutant] = &[
         change: |line| line.replace("1, 0, any", "0, 0, any"),
     },
     Mutant {
+        what: "a polynomial of hidden scores",
+        kernel: CAUSAL,
+        pattern: "fma.rn.relu.f16x2",
+        which: All,
+        change: |line| line.replace(".relu", ""),
+    },
+    Mutant {
         what: "a late product released before it is done",
         kernel: LATE,
         pattern: "wgmma.wait_group.sync.aligned 0",

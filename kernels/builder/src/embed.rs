@@ -13,7 +13,7 @@ pub const TABLE: &str = "modules.rs";
 /// unpacked with those before it, in about 10 ms.
 const GROUP: usize = 3 << 19;
 
-/// Writes modules, compressed in groups, to a folder, and the [`TABLE`] of all: a `const COMPILED_MODULES`, which is `None`
+/// Writes modules, compressed in groups, to a folder, and the [`TABLE`] of all: a `static COMPILED_MODULES`, which is `None`
 /// without modules.
 ///
 /// A row of the table has the names of a group's modules, each with that of its [twin](crate::Twins) if there is one, and
@@ -52,7 +52,7 @@ pub fn embed(modules: Option<&[Module]>, folder: &Path) -> Result<(), Error> {
     };
     let table = format!(
         "#[allow(clippy::type_complexity, reason = \"crates that include it have no name for it\")]\n\
-         pub(crate) const COMPILED_MODULES: Option<&[(&[(&str, Option<&str>)], &[u8])]> = {table};\n"
+         pub(crate) static COMPILED_MODULES: Option<&[(&[(&str, Option<&str>)], &[u8])]> = {table};\n"
     );
     cache::write(&folder.join(TABLE), table)
 }

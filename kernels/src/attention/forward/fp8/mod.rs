@@ -38,6 +38,9 @@
 //! | exponentials: 192 x 128, 16 a clock | 1536 |
 //! | shared memory: K and V for each warpgroup, 128 bytes a clock | 768 |
 //!
+//! The register file is the bound: sums of the tensor cores go through it. Two warpgroups' softmax takes 1149 clocks, and 1447 beside
+//! a third one that multiplies all the time (docs/diary.md, "what bounds FP8"). That is 2170 for a step of three; the kernel takes 2150.
+//!
 //! Registers of a consumer at D = 128: O 64, S 32, P 16, Q 16, of 160. At D = 64 exponentials take twice as long as products: there are four
 //! warpgroups of 112 registers (O 32, S 32, P 16), and polynomials for one exponential in four.
 //!
