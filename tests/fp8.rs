@@ -26,6 +26,12 @@ pub fn tests() -> Vec<Test> {
                 .try_for_each(|case| steep(device, case))?;
             PASSED
         }),
+        Test::new("far", |device| {
+            variants(&Case::default())
+                .iter()
+                .try_for_each(|case| far(device, case))?;
+            PASSED
+        }),
         Test::new("hidden", |device| {
             let case = Case {
                 causal: true,
@@ -190,6 +196,18 @@ pub fn steep(device: &Device, case: &Case) -> Result<(), libtest_mimic::Failed> 
         queries *= [1.0, 0.001, 6.0][row % 3];
     }
     case.run(device, &inputs).map(drop)
+}
+
+/// [Steep](steep) scores of which many rows' are so far from 0 that pairs of f16 do not hold them, beside rows near 0.
+pub fn far(device: &Device, case: &Case) -> Result<(), libtest_mimic::Failed> {
+    let scale = Some(3.0);
+    steep(
+        device,
+        &Case {
+            scale,
+            ..case.clone()
+        },
+    )
 }
 
 /// Values that some rows do not see are infinite, NaN and huge; so are keys.

@@ -5,7 +5,7 @@ use super::{
     Mutant, Run,
     Which::{All, Last, Nth},
 };
-use crate::fp8::{e4m3, hidden, in_fp8, options, steep};
+use crate::fp8::{e4m3, far, hidden, in_fp8, options, steep};
 use ferroattn::Dtype;
 use kernels::abi::{Switch, Switches};
 use tests::Case;
@@ -85,6 +85,13 @@ pub const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         what: "old maxima for all scores",
+        kernel: MAIN,
+        pattern: "vote.sync.any",
+        which: Nth(2),
+        change: |line| line.replace("1, 0, any", "0, 0, any"),
+    },
+    Mutant {
+        what: "pairs of f16 for scores far from 0",
         kernel: MAIN,
         pattern: "vote.sync.any",
         which: Nth(0),
@@ -272,6 +279,7 @@ pub fn runs(kernel: &str) -> Option<(Vec<Run>, Switches)> {
         MAIN => vec![
             of_case(case(128, false)),
             Box::new(move |device| steep(device, &case(128, false))),
+            Box::new(move |device| far(device, &case(128, false))),
         ],
         LATE => vec![
             of_case(case(256, false)),
