@@ -30,6 +30,7 @@ pub fn tests() -> Vec<Test> {
         Test::new("packed", each(packed)),
         Test::new("prefix", prefix),
         Test::new("pages", each(pages)),
+        Test::new("packed_queries", each(packed_queries)),
         Test::backward("gradients", each(gradients)),
         Test::backward("packed_gradients", each(packed_gradients)),
     ];
@@ -354,6 +355,30 @@ fn pages(device: &Device, setting: &Setting) -> Outcome {
     PASSED
 }
 
+/// A chunk whose queries are packed behind those of another sequence, on keys in pages.
+fn packed_queries(device: &Device, setting: &Setting) -> Outcome {
+    let call = Call::new(device, setting)?;
+    let tokens = Tokens::<bf16>::new(setting, 1);
+    let whole = call.whole(&tokens)?;
+    for page in [1, 16, 64] {
+        let paged = Paged::new(&call, &tokens, page)?;
+        let whole = match page {
+            1 => &paged.bits(0..TOKENS)?,
+            _ => &whole,
+        };
+        for (before, queries) in [
+            (0..3, 67..130),
+            (140..270, 130..131),
+            (5..6, 131..134),
+            (0..1, 131..TOKENS),
+        ] {
+            let found = paged.packed_bits(before, queries.clone())?;
+            call.expect_part(&found, whole, queries)?;
+        }
+    }
+    PASSED
+}
+
 /// The tokens of a sequence, whose keys and values lie in pages of any order.
 struct Paged<'a> {
     call: &'a Call<'a>,
@@ -399,6 +424,22 @@ impl<'a> Paged<'a> {
         let attention = attention.padded(&of_q, &of_k);
         let attention = attention.pages(&self.table);
         call.forward(&attention, [q, k.view(), v.view()], (0, 0..queries.len()))
+    }
+
+    /// The bits of a chunk behind another one, in a call with packed queries.
+    fn packed_bits(&self, before: Range<usize>, queries: Range<usize>) -> Result<Bits> {
+        let Paged { call, k, v, .. } = self;
+        let parts = [&before, &queries].map(|part| self.q.slice(s![.., .., part.clone(), ..]));
+        let q = concatenate(Axis(2), &parts).expect("of one shape");
+        let rows = before.len()..before.len() + queries.len();
+        let offsets = call.numbers(&[0, rows.start, rows.end])?;
+        let lengths = call.numbers(&[before.end, queries.end])?;
+        let [_, most] = self.table.shape();
+        let table = Tensor::new(call.device, [2, most], &self.table.to_vec()?.repeat(2))?;
+        let attention = call.attention();
+        let attention = attention.packed_queries(&offsets, &lengths);
+        let attention = attention.pages(&table);
+        call.forward(&attention, [q.view(), k.view(), v.view()], (0, rows))
     }
 }
 
