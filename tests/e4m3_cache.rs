@@ -7,7 +7,9 @@ use ferroattn::{
 };
 use proptest::prelude::*;
 use tests::modifiers::{Descales, Pages};
-use tests::strategy::{cached, cases, check_each, few, few_queries, modified, paged, sequenced};
+use tests::strategy::{
+    cached, cases, check_each, few, few_queries, modified, of_packed_queries, paged, sequenced,
+};
 use tests::{Case, Layout, Modifiers, Outcome, PASSED, Test};
 
 /// The tests of this file.
@@ -22,6 +24,9 @@ pub fn tests() -> Vec<Test> {
         }),
         Test::new("any_in_pages", |device| {
             check(device, paged(sequenced(modified(few_queries(cases())))))
+        }),
+        Test::new("any_of_packed_queries", |device| {
+            check(device, of_packed_queries(modified(few_queries(cases()))))
         }),
         Test::new("any_of_many_queries", |device| check(device, cases())),
         Test::new("lengths", lengths),
