@@ -218,6 +218,9 @@ pub fn hidden(device: &Device, case: &Case) -> Result<(), libtest_mimic::Failed>
         (last - 70, f32::INFINITY),
         (last - 130, f32::NEG_INFINITY),
         (last - 3, 60000.0),
+        // In the tiles of 16 keys whose exponentials are polynomials.
+        (50, f32::NAN),
+        (115, f32::NAN),
     ] {
         let mut inputs = case.inputs();
         inputs.v[[0, 0, key, 5]] = value;

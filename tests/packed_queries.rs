@@ -29,6 +29,7 @@ pub fn tests() -> Vec<Test> {
         Test::new("options", options),
         Test::new("many", many),
         Test::kernels("any_numbers", any_numbers),
+        Test::kernels("falling_offsets", falling_offsets),
         Test::kernels("wide", wide),
         Test::new("as_calls_of_each", as_calls_of_each),
         Test::new("shared_prefix", shared_prefix),
@@ -176,7 +177,41 @@ pub fn decoding_case() -> Case {
     }
 }
 
-/// Numbers of any value, of which kernels take the nearest ones that are allowed: offsets, lengths and pages.
+/// Offsets that fall are moved to between others, for ranges and for tiles alike: the results are those of offsets that are there already.
+fn falling_offsets(device: &Device) -> Outcome {
+    const FALLING: [i32; 8] = [0, 1000, 64, 100, 192, 192, 192, 192];
+    const RISING: [i32; 8] = [0, 64, 64, 100, 192, 192, 192, 192];
+    let lengths = [300, 40, 36, 500, 9, 0, 30].map(|keys| [0, keys]);
+    for window in [None, Some(10)] {
+        let results = [FALLING, RISING].map(|offsets| -> Result<_> {
+            let mut case = Case {
+                dim: 128,
+                seqlen_q: 192,
+                ..case_of(&lengths, 16)
+            };
+            if let Some(Sequences::PackedQueries { q, .. }) = &mut case.modifiers.sequences {
+                *q = offsets.to_vec();
+            }
+            let pages = case.modifiers.pages.as_ref().map_or(0, |pages| pages.count);
+            let tensors = case.modifiers.tensors(device, &case.problem()?, 0)?;
+            let [q, k, v] = [[1, 4, 192, 128], [pages, 2, 16, 128], [pages, 2, 16, 128]];
+            let [q, k, v] = [(q, 1), (k, 2), (v, 3)].map(|(shape, seed)| {
+                let number = |i: usize| ((i * 37 + seed) * 2654435761 % 1000) as f32 / 500.0 - 1.0;
+                let count = shape.iter().product();
+                let numbers: Vec<_> = (0..count).map(|i| f16::from_f32(number(i))).collect();
+                Tensor::new(device, shape, &numbers)
+            });
+            let attention = tensors.of(Attention::new().causal(true).window(window, None));
+            let (o, lse) = attention.forward(&q?, &k?, &v?)?;
+            Ok((o.to_vec()?, lse.to_vec()?))
+        });
+        let [found, expected] = results;
+        assert!(found? == expected?, "window {window:?}");
+    }
+    PASSED
+}
+
+/// Numbers of any value, of which kernels take the nearest ones that are allowed: the first and last offsets, lengths and pages.
 fn any_numbers(device: &Device) -> Outcome {
     for lengths in [&MIXED[..], &MIXED[2..6]] {
         wild_case(lengths).check(device)?;

@@ -79,7 +79,7 @@ pub const MUTANTS: &[Mutant] = &[
         what: "tiles of sequences before those of 32 lanes not counted",
         kernel: RANGES,
         pattern: "shfl.sync.idx",
-        which: Nth(12),
+        which: Nth(7),
         change: zero,
     },
 ];

@@ -64,7 +64,7 @@ pub const MUTANTS: &[Mutant] = &[
         what: "units of entries not counted up",
         kernel: RANGES,
         pattern: "shfl.sync.idx",
-        which: Nth(20),
+        which: Nth(15),
         change: zero,
     },
     Mutant {

@@ -138,7 +138,8 @@ impl Draft {
         if tiles.is_some() {
             let rows = problem.seqlen_q.saturating_mul(schedule.packed as usize);
             expect_at_most("the number of rows of packed queries", rows, MAX_SEQLEN)?;
-            expect_at_most("the number of packed sequences", parts, MAX_SEQLEN)?;
+            let entries = args.options.key_entries();
+            expect_at_most("the number of packed sequences", entries, MAX_SEQLEN - 2)?;
         }
         let has_lengths = matches!(args.options.sequences, Some(Sequences::Padded { .. }));
         let may_divide =

@@ -162,6 +162,8 @@ impl Forward {
             (Loop::Fp8(_), 256) => 80,
             (Loop::Fp8(Levels::Two), 128) if !has_options => 32,
             (Loop::Fp8(levels), 64) if has_options || levels == Levels::Two => 16,
+            // Rows of packed queries begin anywhere: four words on `sm_120`.
+            (Loop::Decode, 256) if has_options => 16,
             // Windows take registers: two kernels spill on `sm_120`.
             (Loop::Sm80, 256) | (Loop::Wide, 512) if has_options => 64,
             _ => 0,

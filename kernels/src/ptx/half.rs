@@ -59,9 +59,6 @@ arithmetic! {
     /// The larger ones; a NaN stays.
     max_or_nan(a: u32 in reg32, b: u32 in reg32) -> u32 = "max.NaN.f16x2 {}, {}, {}; /* f16 */";
 
-    /// The smaller ones; a NaN stays.
-    min_or_nan(a: u32 in reg32, b: u32 in reg32) -> u32 = "min.NaN.f16x2 {}, {}, {}; /* f16 */";
-
     /// 2^x. The two results are packed here: of `ex2.approx.f16x2` the assembler packs them for each use.
     exp2(x: u32 in reg32) -> u32 =
         "{{ .reg .b16 lo, hi; .reg .b32 a, b; mov.b32 {{lo, hi}}, {1}; ex2.approx.f16 lo, lo; ex2.approx.f16 hi, hi; \

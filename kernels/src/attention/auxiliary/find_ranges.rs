@@ -282,8 +282,8 @@ unsafe fn write_unit(params: &RangesParams, unit: u32, numbers: [u32; 4]) {
 }
 
 /// Divides packed queries into tiles of one sequence each, the last of each smaller. Queries before the first sequence and behind the
-/// last one, which see no key, have tiles as if they were sequences. An offset below one before it counts as that: so each query has one
-/// tile.
+/// last one, which see no key, have tiles as if they were sequences. Offsets are those of [`by_offsets`]: so each query has one tile, in
+/// the sequence of its range.
 ///
 /// # Safety
 /// One warp makes the call, all lanes; offsets are readable, tiles writable.
@@ -294,20 +294,16 @@ unsafe fn divide_queries(params: &RangesParams, q: Side) {
     // The queries before offset 0, those before each other one, and those behind the last.
     while first < params.sequences + 2 {
         let part = first + lane;
-        let mut offset = q.rows;
-        if part <= params.sequences {
-            // SAFETY: the caller's promise: the offset exists.
-            offset = unsafe { load(q.address, part) }.max(0).min(offset);
-        }
+        // SAFETY: the caller's promise.
+        let end = unsafe { rising_offset(q, params.sequences + 1, part) } as u32 * params.group;
         // SAFETY: all lanes are here.
-        let (largest, of_all) = unsafe { scan(offset as u32 * params.group, Ord::max) };
-        let end = largest.max(begin);
-        // SAFETY: as above.
-        let mut start = unsafe { shuffle::number_of_lane(end, lane.wrapping_sub(1) % 32) };
+        let [mut start, last] = unsafe {
+            [lane.wrapping_sub(1) % 32, 31].map(|from| shuffle::number_of_lane(end, from))
+        };
         if lane == 0 {
             start = begin;
         }
-        begin = of_all.max(begin);
+        begin = last;
         let count = (end - start).div_ceil(rows);
         // SAFETY: as above.
         let (sum, of_all) = unsafe { scan(count, |a, b| a + b) };
@@ -426,6 +422,31 @@ unsafe fn sequence_of(
         };
         (place, (queries[0]..queries[1]).contains(&row))
     }
+}
+
+/// Offset `index` of the tree of [`by_offsets`], and behind all of them the number of rows.
+///
+/// # Safety
+/// There are so many offsets.
+#[inline(always)]
+unsafe fn rising_offset(side: Side, offsets: u32, index: u32) -> i32 {
+    let (mut low, mut high) = (0, offsets);
+    let (mut before, mut behind) = (0, side.rows);
+    while low < high {
+        let middle = low + (high - low) / 2;
+        // SAFETY: the caller's promise.
+        let found = unsafe { load(side.address, middle) }
+            .max(before)
+            .min(behind);
+        if middle < index {
+            low = middle + 1;
+            before = found;
+        } else {
+            high = middle;
+            behind = found;
+        }
+    }
+    behind
 }
 
 /// The sequence of a row by offsets, and whether the row lies in it.

@@ -33,7 +33,7 @@ const MINUS_ONE: u32 = 0xbc00_bc00;
 /// Of `2^f = 1 + c1 f + c2 f^2`, `f` from -1/2 to 1/2: 0.7017 and 0.2399, whose error is least in the mean of squares, 0.11 %.
 const COEFFICIENTS: [u32; 2] = [0x399d_399d, 0x33ad_33ad];
 
-/// `2^(y - 15)` of `y` from 0 to 24, off by at most 0.27 % from 1 on, and 0 of 0; of a NaN more than fits.
+/// `2^(y - 15)` of `y` from 0 to 24, off by at most 0.27 % from 1 on, and 0 of 0; of a NaN any number.
 #[inline(always)]
 pub fn exp2(y: u32) -> u32 {
     let integer = half::add(y, INTEGERS);

@@ -32,7 +32,7 @@ const LOWEST: u32 = 0xfc00_fc00;
 /// Running maximum and sum of the two rows of a lane.
 #[derive(Clone, Copy)]
 pub struct Softmax {
-    /// What is subtracted from scores in base 2: the maximum less [`LARGEST_LOG2`], rounded to f16 unless it is far from 0. -inf before
+    /// What is subtracted from scores in base 2: the maximum less [`LARGEST_LOG2`], rounded unless it is far from 0, so that it and [`OFFSET`](polynomial::OFFSET) less it are numbers of f16. -inf before
     /// the first key.
     pub reference: [f32; 2],
     /// The lane's part of the sum of `2^(c s - reference)`.
@@ -80,9 +80,9 @@ impl Softmax {
             p[nt / 2].0[2 * (nt % 2) + r] = convert::e4m3_of_f16(e[0], e[1]);
             tile
         });
-        // An exact maximum leaves nothing that exceeds, but may be too far from 0. All lanes of a row know that.
+        // An exact maximum leaves nothing that exceeds but a NaN, and may be too far from 0.
         let mut fails = [0, 1].map(|r| match EXACT {
-            true => !self.is_near(factors, r),
+            true => !self.is_near(factors, r) | (has_polynomials && attempt.exceeds(r)),
             false => attempt.exceeds(r),
         });
         // SAFETY: the caller's promise.
@@ -202,7 +202,7 @@ impl Softmax {
                 let e = match has_polynomials && polynomial::serves(nt) {
                     true => scores.map(|s| {
                         let y = half::fma_from_zero(s, factor, upper);
-                        highest[r] = half::max(highest[r], y);
+                        highest[r] = half::max_or_nan(highest[r], y);
                         polynomial::exp2(y)
                     }),
                     false => scores.map(|s| half::exp2(half::fma(s, factor, shift))),
@@ -283,12 +283,12 @@ fn without_nan(reference: f32) -> f32 {
 struct Attempt {
     /// Two pairs of sums.
     totals: [[u32; 2]; 2],
-    /// A pair of the largest numbers that polynomials got.
+    /// A pair of the largest numbers that polynomials got, or NaN.
     highest: [u32; 2],
 }
 
 impl Attempt {
-    /// Whether a probability of the row may exceed what fits. A sum is at least as large as each of its terms.
+    /// Whether a probability of the row may exceed what fits, or be NaN. A sum is at least as large as each of its terms.
     #[inline(always)]
     fn exceeds(&self, r: usize) -> bool {
         let [a, b] = self.totals[r];
