@@ -302,7 +302,7 @@ impl FerroattnOptions {
                 "sequences_q or sequences_kv is given; sequences must say of which kind",
             )),
             (PACKED | PADDED | PACKED_QUERIES, ..) => Err(Failure::argument(
-                "sequences_q or sequences_kv is NULL; packed and padded sequences have both",
+                "sequences_q or sequences_kv is NULL; all kinds of sequences have both",
             )),
             (other, ..) => Err(Failure::argument(format!(
                 "sequences is {other}, which is no FerroattnSequences"

@@ -119,50 +119,21 @@ impl Draft {
             seqlen_kv,
             ..*problem
         };
-        let is_packed = args.options.has_packed_queries();
-        let parts = match is_packed {
-            true => args.options.key_entries().saturating_add(2),
-            false => 1,
-        };
-        let mut schedule = Schedule::new(&kernel, divided, facts, division, parts)?;
-        if !is_packed
-            && let Some(of_groups) = shared(&kernel, &schedule, (divided, args), facts, division)?
-        {
-            (kernel, schedule) = of_groups;
-        }
-        let tiles = is_packed.then_some(QueryTiles {
-            count: schedule.q_tiles,
-            rows: kernel.q_rows,
-            group: schedule.packed,
-        });
-        if tiles.is_some() {
-            let rows = problem.seqlen_q.saturating_mul(schedule.packed as usize);
-            expect_at_most("the number of rows of packed queries", rows, MAX_SEQLEN)?;
-            let entries = args.options.key_entries();
-            expect_at_most("the number of packed sequences", entries, MAX_SEQLEN - 2)?;
-        }
-        let has_lengths = matches!(args.options.sequences, Some(Sequences::Padded { .. }));
-        let may_divide =
-            kernel.takes_units && has_lengths && division == Division::Best && facts.has_pools;
-        let units = may_divide
-            .then(|| schedule.units(&kernel, problem))
-            .flatten();
-        if let Some(units) = units {
-            schedule = schedule.of_units(&kernel, problem, units)?;
-        }
+        let (kernel, schedule, tables) = divide(kernel, [problem, divided], args, facts, division)?;
         let tile_heads = problem.heads / schedule.packed as usize * kernel.slices as usize;
         // Units are of all entries, in whose place stands one.
-        let entries = if units.is_some() { 1 } else { problem.batch };
+        let entries = match tables.units {
+            Some(_) => 1,
+            None => problem.batch,
+        };
         let mut steps = Steps::default();
         steps.places.extend(args.options.part.places());
         let o = steps.output(args.o, offset_of!(ForwardParams, o.address))?;
         let place = offset_of!(ForwardParams, options);
         let tables = Tables {
             of_keys: kernel.is_fp8,
-            units,
-            tiles,
             spread: [None, spread],
-            ..Tables::default()
+            ..tables
         };
         let mut options = steps.options(problem, &args.options, tables, place)?;
         let tiles = Tiles {
@@ -413,6 +384,54 @@ impl Draft {
         let (kernel, splits) = (self.kernel.entry.name, self.schedule.splits);
         Ok(self.steps.finish(kernel, splits))
     }
+}
+
+/// Divides a call's rows and keys among blocks: the kernel, whose heads may share tiles, its schedule, and the tables of tiles and units.
+/// The keys of `divided` have their places.
+///
+/// # Errors
+/// If there are too many blocks for a launch, or rows or sequences for the tables.
+fn divide(
+    kernel: MainKernel,
+    [problem, divided]: [&Problem; 2],
+    args: &RawForward,
+    facts: &Facts,
+    division: Division,
+) -> Result<(MainKernel, Schedule, Tables)> {
+    if args.options.has_packed_queries() {
+        let entries = args.options.key_entries();
+        expect_at_most("the number of packed sequences", entries, MAX_SEQLEN - 2)?;
+        let schedule = Schedule::new(&kernel, divided, facts, division, entries + 2)?;
+        let rows = problem.seqlen_q.saturating_mul(schedule.packed as usize);
+        expect_at_most("the number of rows of packed queries", rows, MAX_SEQLEN)?;
+        let tiles = QueryTiles {
+            count: schedule.q_tiles,
+            rows: kernel.q_rows,
+            group: schedule.packed,
+        };
+        let tables = Tables {
+            tiles: Some(tiles),
+            ..Tables::default()
+        };
+        return Ok((kernel, schedule, tables));
+    }
+    let schedule = Schedule::new(&kernel, divided, facts, division, 1)?;
+    let shared = shared(&kernel, &schedule, (divided, args), facts, division)?;
+    let (kernel, mut schedule) = shared.unwrap_or((kernel, schedule));
+    let has_lengths = matches!(args.options.sequences, Some(Sequences::Padded { .. }));
+    let may_divide =
+        kernel.takes_units && has_lengths && division == Division::Best && facts.has_pools;
+    let units = may_divide
+        .then(|| schedule.units(&kernel, problem))
+        .flatten();
+    if let Some(units) = units {
+        schedule = schedule.of_units(&kernel, problem, units)?;
+    }
+    let tables = Tables {
+        units,
+        ..Tables::default()
+    };
+    Ok((kernel, schedule, tables))
 }
 
 #[cfg(test)]

@@ -157,20 +157,10 @@ impl Steps {
             self.places.push(place + offset_of!(Options, alibi));
         }
         if let Some(units) = units {
-            options.units = UnitsRef {
-                table: self.reserve([units.count as usize, 1, size_of::<Unit>()])?,
-                offsets: self.reserve([p.batch + 1, 1, size_of::<u32>()])?,
-            };
-            (params.units, params.unit_offsets) = (options.units.table, options.units.offsets);
-            params.unit_count = units.count;
-            params.unit_keys = units.keys;
-            params.unit_step = units.step;
-            params.unit_least = units.least;
+            options.units = self.reserve_units(p.batch, units, &mut params, &mut places)?;
             let of_units = place + offset_of!(Options, units);
             self.places.push(of_units + offset_of!(UnitsRef, table));
             self.places.push(of_units + offset_of!(UnitsRef, offsets));
-            places.push(offset_of!(RangesParams, units));
-            places.push(offset_of!(RangesParams, unit_offsets));
         }
         if let Some(tiles) = tiles {
             options.tiles = self.reserve([tiles.count as usize, 1, size_of::<QueryTile>()])?;
@@ -196,6 +186,28 @@ impl Steps {
         )?;
         self.steps.push(step);
         Ok(options)
+    }
+
+    /// Tables of units in the workspace, as parameters of the launch that writes them, with the `places` of their addresses there.
+    fn reserve_units(
+        &mut self,
+        batch: usize,
+        units: Units,
+        params: &mut RangesParams,
+        places: &mut Vec<usize>,
+    ) -> Result<UnitsRef> {
+        let tables = UnitsRef {
+            table: self.reserve([units.count as usize, 1, size_of::<Unit>()])?,
+            offsets: self.reserve([batch + 1, 1, size_of::<u32>()])?,
+        };
+        (params.units, params.unit_offsets) = (tables.table, tables.offsets);
+        params.unit_count = units.count;
+        params.unit_keys = units.keys;
+        params.unit_step = units.step;
+        params.unit_least = units.least;
+        places.push(offset_of!(RangesParams, units));
+        places.push(offset_of!(RangesParams, unit_offsets));
+        Ok(tables)
     }
 }
 

@@ -236,7 +236,7 @@ fn tensors_of_options_are_checked() {
     refused("sequences must say of which kind", |_, options| {
         (options.sequences_q, options.sequences_kv) = (&given, &given);
     });
-    refused("packed and padded sequences have both", |_, options| {
+    refused("all kinds of sequences have both", |_, options| {
         (options.sequences, options.sequences_q) = (2, &given);
     });
     refused("alibi is not aligned", |_, options| {
