@@ -160,8 +160,7 @@ impl Forward {
         let most_spills = match (self.kind.main_loop, self.dim) {
             // Once a tile: ten words beside O of 256 columns, few beside fewer.
             (Loop::Fp8(_), 256) => 80,
-            (Loop::Fp8(Levels::Two), 128) if !has_options => 32,
-            (Loop::Fp8(levels), 64) if has_options || levels == Levels::Two => 16,
+            (Loop::Fp8(levels), _) if has_options || levels == Levels::Two => 32,
             // Rows of packed queries begin anywhere: four words on `sm_120`.
             (Loop::Decode, 256) if has_options => 16,
             // Windows take registers: two kernels spill on `sm_120`.
