@@ -129,7 +129,7 @@ impl<T: AsRef<[i32]>> Sequences<T> {
     /// assert_eq!(packed.lengths(), [[0, 3], [5, 6]]);
     /// let padded = Sequences::Padded { q: [2, 7], kv: [3, 0] };
     /// assert_eq!(padded.lengths(), [[2, 3], [7, 0]]);
-    /// let mixed = Sequences::PackedQueries { q: [0, 1, 5], kv: [3, 9] };
+    /// let mixed = Sequences::PackedQueries { q: vec![0, 1, 5], kv: vec![3, 9] };
     /// assert_eq!(mixed.lengths(), [[1, 3], [4, 9]]);
     /// let falling = Sequences::Packed { q: [0, 7, 2], kv: [0, 3, 9] };
     /// assert_eq!(falling.lengths(), [[7, 3], [0, 6]]);
