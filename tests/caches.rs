@@ -3,24 +3,22 @@
 use ferroattn::{Attention, Device, Dtype, Error, Problem, RawForward, RawTensor, Sequences};
 use proptest::prelude::*;
 use tests::modifiers::Cache;
-use tests::strategy::{
-    cached, cases, check_each, few, few_queries, modified, scheduled, sequenced,
-};
+use tests::strategy::{cached, cases, check_few, few_queries, modified, scheduled, sequenced};
 use tests::{Case, Layout, Modifiers, Outcome, PASSED, Test};
 
 /// The tests of this file.
 pub fn tests() -> Vec<Test> {
     let tests = vec![
-        Test::new("any", |device| check(device, cached(cases()))),
+        Test::new("any", |device| check_few(device, cached(cases()))),
         Test::new("any_of_few_queries", |device| {
-            check(device, cached(few_queries(cases())))
+            check_few(device, cached(few_queries(cases())))
         }),
         Test::new("any_with_options", |device| {
-            check(device, cached(modified(cases())))
+            check_few(device, cached(modified(cases())))
         }),
         Test::new("any_padded_by_any_kernel", |device| {
             let cases = cached(padded(sequenced(modified(cases()))));
-            check(device, scheduled(device, cases))
+            check_few(device, scheduled(device, cases))
         }),
         Test::kernels("any_numbers", any_numbers),
         Test::new("wrong_numbers", wrong_numbers),
@@ -28,11 +26,6 @@ pub fn tests() -> Vec<Test> {
         Test::kernels("wide", wide),
     ];
     Test::and_on_hopper(tests)
-}
-
-fn check(device: &Device, cases: impl Strategy<Value = Case>) -> Outcome {
-    let count = if device.is_emulator() { 8 } else { 40 };
-    check_each(few(device, count), cases, |case| case.check(device))
 }
 
 /// The case without packed sequences.

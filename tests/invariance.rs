@@ -337,6 +337,22 @@ fn prefix(device: &Device) -> Outcome {
 
 /// Chunks whose keys lie in pages of any order.
 fn pages(device: &Device, setting: &Setting) -> Outcome {
+    in_pages(device, setting, |paged, _, queries| paged.bits(queries))
+}
+
+/// Chunks whose queries are packed behind those of another sequence.
+fn packed_queries(device: &Device, setting: &Setting) -> Outcome {
+    in_pages(device, setting, |paged, before, queries| {
+        paged.packed_bits(before, queries)
+    })
+}
+
+/// The bits of chunks, beside other ones, on keys in pages of several sizes.
+fn in_pages(
+    device: &Device,
+    setting: &Setting,
+    bits: impl Fn(&Paged, Range<usize>, Range<usize>) -> Result<Bits>,
+) -> Outcome {
     let call = Call::new(device, setting)?;
     let tokens = Tokens::<bf16>::new(setting, 1);
     let whole = call.whole(&tokens)?;
@@ -347,32 +363,13 @@ fn pages(device: &Device, setting: &Setting) -> Outcome {
             1 => &paged.bits(0..TOKENS)?,
             _ => &whole,
         };
-        for queries in [67..130, 130..131, 131..134, 131..TOKENS] {
-            let found = paged.bits(queries.clone())?;
-            call.expect_part(&found, whole, queries)?;
-        }
-    }
-    PASSED
-}
-
-/// A chunk whose queries are packed behind those of another sequence, on keys in pages.
-fn packed_queries(device: &Device, setting: &Setting) -> Outcome {
-    let call = Call::new(device, setting)?;
-    let tokens = Tokens::<bf16>::new(setting, 1);
-    let whole = call.whole(&tokens)?;
-    for page in [1, 16, 64] {
-        let paged = Paged::new(&call, &tokens, page)?;
-        let whole = match page {
-            1 => &paged.bits(0..TOKENS)?,
-            _ => &whole,
-        };
         for (before, queries) in [
             (0..3, 67..130),
             (140..270, 130..131),
             (5..6, 131..134),
             (0..1, 131..TOKENS),
         ] {
-            let found = paged.packed_bits(before, queries.clone())?;
+            let found = bits(&paged, before, queries.clone())?;
             call.expect_part(&found, whole, queries)?;
         }
     }

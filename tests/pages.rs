@@ -4,24 +4,23 @@ use ferroattn::{
     Attention, Device, Dtype, Error, Problem, RawBackward, RawTensor, Result, Sequences, Tensor,
     Window, f16,
 };
-use proptest::prelude::*;
 use tests::modifiers::Pages;
-use tests::strategy::{cases, check_each, few, few_queries, modified, paged, scheduled, sequenced};
+use tests::strategy::{cases, check_few, few_queries, modified, paged, scheduled, sequenced};
 use tests::{Case, Layout, Modifiers, Outcome, PASSED, Test};
 
 /// The tests of this file.
 pub fn tests() -> Vec<Test> {
     let tests = vec![
-        Test::new("any", |device| check(device, paged(cases()))),
+        Test::new("any", |device| check_few(device, paged(cases()))),
         Test::new("any_of_few_queries", |device| {
-            check(device, paged(sequenced(few_queries(cases()))))
+            check_few(device, paged(sequenced(few_queries(cases()))))
         }),
         Test::new("any_with_options", |device| {
-            check(device, paged(sequenced(modified(cases()))))
+            check_few(device, paged(sequenced(modified(cases()))))
         }),
         Test::new("any_by_any_kernel", |device| {
             let cases = paged(sequenced(modified(few_queries(cases()))));
-            check(device, scheduled(device, cases))
+            check_few(device, scheduled(device, cases))
         }),
         Test::new("sizes", sizes),
         Test::new("uneven", uneven),
@@ -31,11 +30,6 @@ pub fn tests() -> Vec<Test> {
         Test::kernels("wide", wide),
     ];
     Test::and_on_hopper(tests)
-}
-
-fn check(device: &Device, cases: impl Strategy<Value = Case>) -> Outcome {
-    let count = if device.is_emulator() { 8 } else { 40 };
-    check_each(few(device, count), cases, |case| case.check(device))
 }
 
 /// A case of two entries of the batch, whose 9 pages lie in any order; the last two of each are behind its last key.

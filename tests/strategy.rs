@@ -464,6 +464,15 @@ pub fn check_some(device: &Device, count: u32, cases: impl Strategy<Value = Case
     check_each(count, cases, |case| case.check(device))
 }
 
+/// Checks 40 random cases on a device, and 8 on the emulator.
+///
+/// # Errors
+/// The conditions of [`check_random`].
+pub fn check_few(device: &Device, cases: impl Strategy<Value = Case>) -> Outcome {
+    let count = if device.is_emulator() { 8 } else { 40 };
+    check_some(device, few(device, count), cases)
+}
+
 /// Checks a property for `count` random values, or for as many as `PROPTEST_CASES` says: the same ones in every run of a test.
 ///
 /// # Errors

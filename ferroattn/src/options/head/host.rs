@@ -135,7 +135,9 @@ impl HostOptions<'_> {
             return of(self.entry(batch)).into();
         };
         let (page, dim) = (tensor.shape()[2], tensor.shape()[3]);
-        let mut rows = Array2::from_elem((p.seqlen_kv, dim), T::zeroed());
+        // Room that nothing is copied to takes no memory: of packed queries a table may have many more keys than there are.
+        let rows = bytemuck::zeroed_vec(p.seqlen_kv * dim);
+        let mut rows = Array2::from_shape_vec((p.seqlen_kv, dim), rows).expect("its size");
         for (number, first, count) in self.read_pages(p, pages, batch, page) {
             let read = of(number).slice_move(s![..count, ..]);
             rows.slice_mut(s![first..first + count, ..]).assign(&read);
@@ -196,7 +198,7 @@ impl HostOptions<'_> {
             return of(self.entry(batch), p.seqlen_kv).into();
         };
         let page = self.raw.keys_of_entry(p) / pages.ncols().max(1);
-        let mut rows = vec![T::from_f32(0.0); p.seqlen_kv * dim];
+        let mut rows = bytemuck::zeroed_vec(p.seqlen_kv * dim);
         for (number, first, count) in self.read_pages(p, pages, batch, page) {
             let read = &of(number, page)[..count * dim];
             rows[first * dim..][..count * dim].copy_from_slice(read);

@@ -295,7 +295,10 @@ unsafe fn divide_queries(params: &RangesParams, q: Side) {
     while first < params.sequences + 2 {
         let part = first + lane;
         // SAFETY: the caller's promise.
-        let end = unsafe { rising_offset(q, params.sequences + 1, part) } as u32 * params.group;
+        let read = |middle| [unsafe { load(q.address, middle) }];
+        let is_before = |_, middle| middle < part;
+        let (.., [end]) = descend(params.sequences + 1, [q.rows], read, is_before);
+        let end = end as u32 * params.group;
         // SAFETY: all lanes are here.
         let [mut start, last] = unsafe {
             [lane.wrapping_sub(1) % 32, 31].map(|from| shuffle::number_of_lane(end, from))
@@ -424,21 +427,27 @@ unsafe fn sequence_of(
     }
 }
 
-/// Offset `index` of the tree of [`by_offsets`], and behind all of them the number of rows.
+/// Finds a place among so many offsets by halving: `is_before` says whether an offset, by its number, is before it. Gives how many are, the
+/// last one of these, and the first one behind it, of `N` sides.
 ///
-/// # Safety
-/// There are so many offsets.
+/// Offsets are read as a tree: each is moved to between those of the nodes above it, and all to between 0 and `ends`. So those that rise stay, and
+/// any others become some that rise, the same ones whatever is looked for.
 #[inline(always)]
-unsafe fn rising_offset(side: Side, offsets: u32, index: u32) -> i32 {
+fn descend<const N: usize>(
+    offsets: u32,
+    ends: [i32; N],
+    read: impl Fn(u32) -> [i32; N],
+    is_before: impl Fn([i32; N], u32) -> bool,
+) -> (u32, [i32; N], [i32; N]) {
     let (mut low, mut high) = (0, offsets);
-    let (mut before, mut behind) = (0, side.rows);
+    let (mut before, mut behind) = ([0; N], ends);
     while low < high {
         let middle = low + (high - low) / 2;
-        // SAFETY: the caller's promise.
-        let found = unsafe { load(side.address, middle) }
-            .max(before)
-            .min(behind);
-        if middle < index {
+        let mut found = read(middle);
+        for side in 0..N {
+            found[side] = found[side].max(before[side]).min(behind[side]);
+        }
+        if is_before(found, middle) {
             low = middle + 1;
             before = found;
         } else {
@@ -446,14 +455,12 @@ unsafe fn rising_offset(side: Side, offsets: u32, index: u32) -> i32 {
             behind = found;
         }
     }
-    behind
+    (low, before, behind)
 }
 
 /// The sequence of a row by offsets, and whether the row lies in it.
 ///
-/// Offsets are read as a tree, in which halving finds a place: each is moved to between those of the nodes above it. So those
-/// that rise stay, and any others become some that rise, for all rows the same and in both directions: `own` and `other` change
-/// places for keys.
+/// `own` and `other` change places for keys: the [tree](descend) of offsets is the same in both directions.
 ///
 /// # Safety
 /// There are so many offsets.
@@ -461,26 +468,18 @@ unsafe fn rising_offset(side: Side, offsets: u32, index: u32) -> i32 {
 unsafe fn by_offsets(offsets: u32, [own, other]: [Side; 2], row: i32) -> (Place, bool) {
     // Lengths of entries of their own bound the others.
     let has_lengths = other.step != 0;
-    // The first offset above the row, by halving. The last offsets that are not above it, and the first ones that are.
-    let (mut low, mut high) = (0, offsets);
-    let (mut before, mut behind) = ([0; 2], [own.rows, other.rows]);
-    while low < high {
-        let middle = low + (high - low) / 2;
-        // SAFETY: the caller's promise.
-        let between = |side: Side, at: usize| {
-            let offset = unsafe { load(side.address, middle) };
-            offset.max(before[at]).min(behind[at])
+    // SAFETY: the caller's promise.
+    let read = |middle| unsafe {
+        let of_other = match has_lengths {
+            true => 0,
+            false => load(other.address, middle),
         };
-        let of_other = if has_lengths { 0 } else { between(other, 1) };
-        let found = [between(own, 0), of_other];
-        if own.begin(found[0], middle) <= row {
-            low = middle + 1;
-            before = found;
-        } else {
-            high = middle;
-            behind = found;
-        }
-    }
+        [load(own.address, middle), of_other]
+    };
+    let (low, before, mut behind) =
+        descend(offsets, [own.rows, other.rows], read, |found, middle| {
+            own.begin(found[0], middle) <= row
+        });
     let begins = |[of_own, of_other]: [i32; 2], sequence| {
         [own.begin(of_own, sequence), other.begin(of_other, sequence)]
     };

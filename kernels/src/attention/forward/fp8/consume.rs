@@ -53,10 +53,9 @@ pub unsafe fn consume<
     // SAFETY: every stage is waited for before it is read, and released after. All branches but the cold ones depend on
     // the tile and the warpgroup alone; the cold ones hold instructions of a warp alone.
     unsafe {
-        // The next tile, whose Q has landed with it.
         let next_job = |q: Ring<NQ>| {
-            q.wait(memory.q_full(q.stage()));
-            Job::load(memory.job(q.stage()))
+            let slot = q.stage();
+            Job::take(q, memory.q_full(slot), memory.job(slot))
         };
         let mut job = next_job(q);
         while job.split != Job::NONE.split {

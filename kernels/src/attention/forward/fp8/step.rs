@@ -88,7 +88,7 @@ where
     /// Whether `P V` of a block is issued before the scores of the next one, so that a warpgroup waits once for both: 3 to 10 % at 128.
     pub const IS_JOINED: bool = !Self::IS_LATE;
 
-    /// Whether a part of the exponentials is a polynomial: where they take twice as long as products. 5 % at 64, -4 % at 128.
+    /// Whether a part of the exponentials is a polynomial: where they take twice as long as products. -1 % at 128.
     const HAS_POLYNOMIALS: bool = OT <= 4;
 
     /// Line 5: before the first block.

@@ -51,6 +51,10 @@ pub unsafe fn consume<K: Kernel, const OT: usize, const NT: usize, const NQ: u32
     // SAFETY: every stage is waited for before it is read, and released after. All branches but the cold ones depend on
     // the tile and the warpgroup alone; the cold ones hold instructions of a warp alone.
     unsafe {
+        let next_job = |q: Ring<NQ>| {
+            let slot = q.stage();
+            Job::take(q, memory.q_full(slot), memory.job(slot))
+        };
         // Gives the slot of the tile before back, whose O has left.
         let release_last = |q: Ring<NQ>| {
             if K::O_BY_MAP && q.0 >= K::WARPGROUPS {
@@ -59,7 +63,7 @@ pub unsafe fn consume<K: Kernel, const OT: usize, const NT: usize, const NQ: u32
                 mbarrier::arrive(memory.q_full(last.stage()) + 8);
             }
         };
-        let mut job = next_job(memory, q);
+        let mut job = next_job(q);
         while job.split != Job::NONE.split {
             consumer.note(consumer.block, Event::Q);
             let slot = q.stage();
@@ -136,22 +140,9 @@ pub unsafe fn consume<K: Kernel, const OT: usize, const NT: usize, const NQ: u32
                 rows,
             );
             consumer.note(consumer.block, Event::Stored);
-            job = next_job(memory, q);
+            job = next_job(q);
         }
         // Shared memory stays until O has left.
         release_last(q);
-    }
-}
-
-/// The next tile, whose Q has landed with it.
-///
-/// # Safety
-/// The conditions of [`consume`].
-#[inline(always)]
-unsafe fn next_job<const NQ: u32>(memory: Sm90Memory, q: Ring<NQ>) -> Job {
-    // SAFETY: the caller's promise.
-    unsafe {
-        q.wait(memory.q_full(q.stage()));
-        Job::load(memory.job(q.stage()))
     }
 }

@@ -129,6 +129,19 @@ impl Job {
             barrier::warp();
         }
     }
+
+    /// Waits for Q in a slot; gives the job that came with it, by [`give`](Self::give) with these places.
+    ///
+    /// # Safety
+    /// The barriers are initialised, and the producer gives a job for the slot.
+    #[inline(always)]
+    pub unsafe fn take<const NQ: u32>(q: Ring<NQ>, full: u32, place: u32) -> Self {
+        // SAFETY: the caller's promise.
+        unsafe {
+            q.wait(full);
+            Job::load(place)
+        }
+    }
 }
 
 /// A tile, its mask, and the rows that a block or a warpgroup has of it.
