@@ -63,6 +63,7 @@ unsafe impl Planner for Ladder {
             sides: 1,
             v_chunks: 1,
             takes_units: false,
+            may_combine: false,
             map_dim: takes_maps.then(|| shape.dim()),
             values_in_keys: false,
             reads_e4m3: false,

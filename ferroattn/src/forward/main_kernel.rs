@@ -47,6 +47,8 @@ pub struct MainKernel {
     pub v_chunks: u32,
     /// Whether its blocks may take [units](kernels::abi::UnitsRef) of the keys in place of splits.
     pub takes_units: bool,
+    /// Whether the last block of a tile's units [combines](kernels::abi::UnitsRef::last_combines), where rows are few.
+    pub may_combine: bool,
     /// Head dim of a kernel that loads by tensor maps.
     pub map_dim: Option<u32>,
     /// Whether it reads values as the first part of the keys, in boxes of a half of a step.
@@ -94,6 +96,7 @@ impl From<&'static Kernel> for MainKernel {
                 false => forward.memory().map_or(1, |memory| memory.v_chunks()),
             },
             takes_units: forward.kind.is_grouped() && forward.kind.mask.has_options(),
+            may_combine: matches!(forward.kind.main_loop, Loop::Decode | Loop::DecodeE4m3),
             map_dim: kernel.takes_maps().then_some(forward.dim),
             values_in_keys: forward.is_latent(),
             has_votes: !matches!(

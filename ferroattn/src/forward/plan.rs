@@ -19,6 +19,9 @@ use kernels::abi::{
 use kernels::catalog::{self, Auxiliary, Family};
 use std::mem::offset_of;
 
+/// Parts of rows from which on a row has one warp that combines: about what fits on a large GPU at a time.
+const MANY_PARTS: u128 = 4096;
+
 /// The plan for a [valid](Problem::validate) problem by a kernel that serves it and its tensors, on this many splits of the
 /// keys if any number is given.
 pub(super) fn plan(
@@ -48,7 +51,7 @@ pub(super) fn plan(
         }
         None => draft.launch(|params| params)?,
     }
-    if splits {
+    if splits && !draft.schedule.last_combines {
         draft.combine()?;
     }
     draft.finish()
@@ -368,7 +371,8 @@ impl Draft {
             ..self.params
         };
         let rows = u128::from(params.batch_heads) * u128::from(params.seqlen_q);
-        let warps = rows * u128::from(params.dim.div_ceil(128).next_power_of_two());
+        let parts = rows * u128::from(params.dim.div_ceil(128).next_power_of_two());
+        let warps = if parts > MANY_PARTS { rows } else { parts };
         let blocks = warps.div_ceil(u128::from(Auxiliary::WARPS));
         let steps = &mut self.steps;
         steps.launch(kernel.into(), blocks, kernel.launch.shared_bytes, params)?;

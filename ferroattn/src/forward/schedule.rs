@@ -10,6 +10,7 @@ use crate::device::Facts;
 use crate::error::Result;
 use crate::options::{self, RawOptions, Units};
 use crate::plan::grid;
+use kernels::abi::UnitsRef;
 use kernels::catalog::select::Request;
 use kernels::catalog::{Dtype, Levels, MaskKind};
 
@@ -77,6 +78,8 @@ pub struct Schedule {
     pub blocks: u32,
     /// Whether splits are units of all entries' keys.
     pub has_units: bool,
+    /// Whether the last block of a tile's units combines them.
+    pub last_combines: bool,
     /// Heads whose query tiles take turns, and at least as many in the last wave; each slice of O's columns counts.
     pub waves: [u32; 2],
 }
@@ -150,6 +153,7 @@ impl Schedule {
             split_keys: split_blocks * kernel.keys,
             blocks: grid(u128::from(tiles) * u128::from(splits))?,
             has_units: false,
+            last_combines: false,
             waves: waves(kernel, problem, facts),
         })
     }
@@ -161,11 +165,23 @@ impl Schedule {
         let count = problem.batch as u64 + u64::from(most.div_ceil(self.split_keys));
         let least = SPLIT_STEPS * kernel.keys;
         let divides = problem.batch > 1 && problem.seqlen_kv > least as usize;
+        let rows = problem.seqlen_q as u64 * u64::from(self.packed);
+        let last_combines = kernel.may_combine
+            && u32::try_from(rows).is_ok_and(|rows| {
+                let sizes = [rows, problem.dim_v as u32];
+                UnitsRef::last_combines(sizes, kernel.entry.threads / 32)
+            });
+        let tiles = problem.batch * problem.heads / self.packed as usize;
         divides.then_some(Units {
             count: u32::try_from(count).ok()?,
             keys: self.split_keys,
             step: kernel.keys,
             least,
+            counters: if last_combines {
+                u32::try_from(tiles).ok()?
+            } else {
+                0
+            },
         })
     }
 
@@ -182,6 +198,7 @@ impl Schedule {
                 u128::from(tiles) * u128::from(units.count),
             )?,
             has_units: true,
+            last_combines: units.counters > 0,
             waves: [1, 1],
             ..self
         })

@@ -51,6 +51,8 @@ pub(crate) struct Units {
     pub step: u32,
     /// The least keys of a unit.
     pub least: u32,
+    /// Counters of tiles whose last block combines; 0 where a launch does.
+    pub counters: u32,
 }
 
 /// The [tiles](QueryTile) of packed queries.
@@ -198,13 +200,14 @@ impl Steps {
     ) -> Result<UnitsRef> {
         let tables = UnitsRef {
             table: self.reserve([units.count as usize, 1, size_of::<Unit>()])?,
-            offsets: self.reserve([batch + 1, 1, size_of::<u32>()])?,
+            offsets: self.reserve([batch + 1 + units.counters as usize, 1, size_of::<u32>()])?,
         };
         (params.units, params.unit_offsets) = (tables.table, tables.offsets);
         params.unit_count = units.count;
         params.unit_keys = units.keys;
         params.unit_step = units.step;
         params.unit_least = units.least;
+        params.unit_counters = units.counters;
         places.push(offset_of!(RangesParams, units));
         places.push(offset_of!(RangesParams, unit_offsets));
         Ok(tables)

@@ -84,8 +84,22 @@ pub struct PairsRef {
 pub struct UnitsRef {
     /// Device address of a [`Unit`] for each split of the launch; 0 if there are none.
     pub table: u64,
-    /// Device address of `i32[batch + 1]`: the first unit of each batch entry, and the one behind its last.
+    /// Device address of `i32[batch + 1]`: the first unit of each batch entry, and the one behind its last. Behind them is a counter for
+    /// each tile of a kernel whose last block [combines](Self::last_combines), zeros before the launch.
     pub offsets: u64,
+}
+
+impl UnitsRef {
+    /// Columns of o that a warp combines at a time.
+    pub const COMBINED: u32 = 128;
+
+    /// Whether the last block of a tile to be done combines the tile's units, in a kernel of so many warps that decodes: tiles of few
+    /// rows take less time than a launch.
+    #[inline(always)]
+    pub const fn last_combines([rows, dim]: [u32; 2], warps: u32) -> bool {
+        let parts = dim.div_ceil(Self::COMBINED).next_power_of_two() as u64;
+        rows as u64 * parts <= 2 * warps as u64
+    }
 }
 
 /// A part of the keys of a batch entry.

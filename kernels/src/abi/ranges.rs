@@ -33,7 +33,8 @@ pub struct RangesParams {
     /// Device address of a [`Unit`](super::Unit) for each of [`unit_count`](Self::unit_count), to write; 0 if they are not wanted. Only
     /// of batch entries of one sequence. One more block then divides the keys.
     pub units: u64,
-    /// Device address of `i32[batch + 1]`, to write: where the [units](super::UnitsRef::offsets) of each batch entry begin and end.
+    /// Device address of `i32[batch + 1]`, to write: where the [units](super::UnitsRef::offsets) of each batch entry begin and end; and of
+    /// [counters](Self::unit_counters) behind them.
     pub unit_offsets: u64,
     /// Device address of a [`QueryTile`](super::QueryTile) for each of [`tile_count`](Self::tile_count), to write, where offsets bound
     /// queries and lengths keys; 0 if they are not wanted. One more block then divides the queries.
@@ -53,8 +54,8 @@ pub struct RangesParams {
     pub tile_rows: u32,
     /// Rows of a query: the heads that share a tile.
     pub group: u32,
-    /// Unused.
-    pub reserved: u32,
+    /// Counters behind the offsets of units, to clear.
+    pub unit_counters: u32,
     /// Sequences that each batch entry consists of, one after another.
     pub sequences: u32,
     /// Batch entries.

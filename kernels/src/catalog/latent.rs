@@ -7,7 +7,7 @@ use crate::layout::latent::LatentMemory as Memory;
 pub(super) const SM90: Tiles = &[(
     Memory::DIM,
     Tile {
-        q_slices: 8,
+        q_slices: 12,
         ..Tile::new(Memory::ROWS, 2 * Memory::KEYS, 12, Memory::STAGES)
     },
 )];

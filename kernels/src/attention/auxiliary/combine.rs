@@ -4,24 +4,27 @@
 //! `o = sum(w o_s) / sum(w l_s)`: the online softmax over splits instead of blocks. A split in which a row sees
 //! no key has `m_s = -inf` and weighs 0.
 //!
-//! A warp takes up to 128 columns of a row, and the splits in their order, so that equal inputs give
+//! A warp takes 128 columns of a row at a time, and the splits in their order, so that equal inputs give
 //! equal bits. Lane `i` computes the weights of splits `i`, `i + 32`, and so on.
 
 use crate::abi::{ForwardParams, UnitsRef};
-use crate::attention::Total;
+use crate::attention::options::score::Score;
+use crate::attention::workload::heads::Heads;
 use crate::attention::workload::sequence::Sequence;
+use crate::attention::{Total, WorkTile};
 use crate::layout::element;
-use crate::ptx::{global, math, shuffle, special};
+use crate::ptx::{barrier, global, math, shared, shuffle, special};
 use crate::tile::Element;
-use crate::tile::registers::again;
+use crate::tile::registers::{again, opaque};
 
-/// Columns of a warp: four a lane, in 16 bytes.
-const COLUMNS: u32 = 128;
+/// Columns that a warp combines at a time: four a lane, in 16 bytes.
+const COLUMNS: u32 = UnitsRef::COMBINED;
 
 /// Splits that a lane loads at the same time.
 const AHEAD: usize = 8;
 
-/// Computes o and lse of the block's rows, with `W` warps a block.
+/// Computes o and lse of the block's rows, with `W` warps a block. Each 128 columns of a row have a warp or, in a smaller grid, each row has
+/// one.
 ///
 /// # Safety
 /// Launched as [`ForwardParams`] and the kernel's row of the [catalog](crate::catalog) say, with
@@ -32,11 +35,15 @@ pub unsafe fn combine<E: Element, const W: usize>(params: &ForwardParams) {
     let thread = unsafe { special::thread(32 * W as u32) };
     let lane = thread % 32;
     let rows = Sequence::partial_rows(params);
-    // The row of the warp, and the part of its columns.
+    let parts = row_parts(params.dim);
+    let warps = |blocks: u32| u64::from(blocks) * W as u64;
+    // To find a row's weights takes as long as a part of its columns.
+    let row_warps = match warps(special::blocks()) < rows * u64::from(parts) {
+        true => 1,
+        false => parts,
+    };
     let place = || {
-        // Warps of a row: a power of two.
-        let row_warps = params.dim.div_ceil(COLUMNS).next_power_of_two();
-        let warp = u64::from(special::block()) * W as u64 + u64::from(thread / 32);
+        let warp = warps(special::block()) + u64::from(thread / 32);
         let part = warp as u32 & (row_warps - 1);
         (warp >> row_warps.trailing_zeros(), part)
     };
@@ -44,139 +51,251 @@ pub unsafe fn combine<E: Element, const W: usize>(params: &ForwardParams) {
     if row >= rows {
         return;
     }
-    let column = part * COLUMNS + 4 * lane;
-    let exists = column < params.dim;
-    let packed = || params.heads / params.tile_heads.value;
-    let parts = Parts::new(params, row, packed());
-    let splits = parts.splits;
-    let index = |split: u32| {
-        let heads = u64::from(split) * u64::from(parts.heads);
-        parts.first + heads * u64::from(params.seqlen_q)
-    };
-    // SAFETY: called with splits that exist.
-    let total = |split: u32| unsafe {
-        let [max, sum] = global::load_f32x2(params.partial_softmax + 8 * index(split));
-        Total { max, sum }
-    };
-    // Partial results of splits from this one on; zeros behind the last.
-    let load_o = |first: u32| {
-        let mut parts = [[0.0; 4]; AHEAD];
-        for ahead in 0..AHEAD {
-            let split = first + ahead as u32;
-            if split < splits && exists {
-                let element = index(split) * u64::from(params.dim) + u64::from(column);
-                // SAFETY: the split and the lane's columns exist.
-                parts[ahead] = unsafe { global::load_f32x4(params.partial_o + 4 * element) };
-            }
-        }
-        parts
-    };
-    // On their way while the weights are found.
-    let mut parts_of_o = load_o(0);
+    // SAFETY: the caller's promise; all branches so far depend on the warp, or reach no shuffle.
+    unsafe { combine_row::<E>(params, params.dim, || place().0, [part, row_warps], lane) }
+}
 
-    let mut max = f32::NEG_INFINITY;
-    let mut first = 0;
-    while first < splits {
-        if first + lane < splits {
-            max = max.max(total(first + lane).max);
-        }
-        first += 32;
+/// Combines the tile of a block of `W` warps, if the block is the last one of the tile's [units](UnitsRef) to be done, and rows are
+/// [few](UnitsRef::last_combines): a launch of its own takes longer. The launch that divides the keys clears the counters.
+///
+/// # Safety
+/// All threads of the block make the same call, after it wrote its partial results; `shared` is the address of a word that
+/// nobody uses.
+#[inline(always)]
+pub unsafe fn combine_tile<E: Element, H: Heads, C: Score, const W: usize>(
+    params: &ForwardParams,
+    work: &WorkTile<H>,
+    shared: u32,
+) {
+    let (dim, packed) = (C::value_dim(params), params.heads / params.tile_heads.value);
+    let tile_rows = packed * params.seqlen_q;
+    if !UnitsRef::last_combines([tile_rows, dim], W as u32) {
+        return;
     }
-    // SAFETY: all branches so far depend on the warp, or reach no shuffle.
-    let max = unsafe { shuffle::reduce::<32>(max, f32::max) };
-    // A row that saw no key must not subtract -inf from -inf, here or in the online softmax.
-    let reference = if max == f32::NEG_INFINITY { 0.0 } else { max };
-
-    let (mut o, mut sum) = ([0.0; 4], 0.0);
-    let mut first = 0;
-    while first < splits {
-        let mut weight = 0.0;
-        if first + lane < splits {
-            let total = total(first + lane);
-            weight = math::exp2(total.max - reference);
-            sum += weight * total.sum;
+    let tile = work.sequence.batch * params.tile_heads.value + work.heads.first() / packed;
+    let entries = params.batch_heads / params.heads;
+    // SAFETY: the launch has this many threads a block.
+    let thread = unsafe { special::thread(32 * W as u32) };
+    let (warp, lane) = (thread / 32, thread % 32);
+    // SAFETY: the caller's promise. The barriers are the block's; what blocks before wrote is visible behind the counter.
+    unsafe {
+        barrier::block();
+        if thread == 0 {
+            let counters = params.options.units.offsets + 4 * u64::from(entries + 1);
+            shared::store_u32(shared, global::count_up(counters + 4 * u64::from(tile)));
         }
-        let count = (splits - first).min(32);
-        let mut i = 0;
-        while i < count {
-            for ahead in 0..AHEAD {
-                // SAFETY: as above. Splits past the last weigh 0.
-                let weight = unsafe { shuffle::of_lane(weight, i + ahead as u32) };
-                for c in 0..4 {
-                    o[c] = math::fma(weight, parts_of_o[ahead][c], o[c]);
+        barrier::block();
+        let done = shared::load_u32(shared) + 1;
+        let [first, end] = load_offsets(params.options.units, work.sequence.batch);
+        if done < end - first {
+            return;
+        }
+        let parts = row_parts(dim);
+        let mut task = warp;
+        while task < tile_rows * parts {
+            let row = u64::from(tile) * u64::from(tile_rows) + u64::from(task / parts);
+            combine_row::<E>(params, dim, || row, [task % parts, parts], lane);
+            task += W as u32;
+        }
+    }
+}
+
+/// Parts of a row of o, each with a warp's columns: a power of two.
+#[inline(always)]
+const fn row_parts(dim: u32) -> u32 {
+    dim.div_ceil(UnitsRef::COMBINED).next_power_of_two()
+}
+
+/// The first unit of a batch entry, and the one behind its last.
+///
+/// # Safety
+/// A launch has units, and with them offsets: one more than batch entries.
+#[inline(always)]
+unsafe fn load_offsets(units: UnitsRef, batch: u32) -> [u32; 2] {
+    let address = units.offsets + 4 * u64::from(batch);
+    // SAFETY: the caller's promise.
+    [0, 4].map(|behind| unsafe { global::load_u32(address + behind) })
+}
+
+/// Combines a row of `dim` columns: part `part` of them, and each `step`th behind it.
+///
+/// # Safety
+/// The conditions of [`combine`], in all lanes of a warp; no other warp has these parts of the row.
+#[inline(always)]
+unsafe fn combine_row<E: Element>(
+    params: &ForwardParams,
+    dim: u32,
+    row: impl Fn() -> u64,
+    [part, step]: [u32; 2],
+    lane: u32,
+) {
+    let packed = || params.heads / params.tile_heads.value;
+    let partials = Partials::new(params, dim, row(), packed());
+    let mut column = part * COLUMNS + 4 * lane;
+    // On their way while the weights are found.
+    // SAFETY: the caller's promise: partial results are there.
+    let (mut first, max) = unsafe { (partials.load(0, column), partials.max(lane)) };
+    loop {
+        // SAFETY: as above.
+        let (o, total) = unsafe { partials.add_up(first, column, max, lane) };
+        let (factor, lse) = total.finish();
+
+        // Else the row holds registers while partial results are added up: 20 bytes of them spilled.
+        let row = again(&row);
+        let (sequence, query, head) = Sequence::of_partial_row(params, row, packed());
+        let offset = sequence.offset(&params.o)
+            + i64::from(head) * params.o.head_stride
+            + i64::from(query) * params.o.row_stride
+            + i64::from(column);
+        let address = element::at(params.o.address, offset);
+        let [a, b, c, d] = o.map(|o| o * factor);
+        let pairs = [E::pack(a, b), E::pack(c, d)];
+        // SAFETY: only this lane stores these elements; one lane of the row's first warp stores the lse.
+        unsafe {
+            if column < dim {
+                if params.o_aligned != 0 {
+                    global::store_u32x2(address, pairs);
+                } else {
+                    global::store_elements(address, pairs, 4);
                 }
             }
-            i += AHEAD as u32;
-            if first + i < splits {
-                parts_of_o = load_o(first + i);
+            if column == 0 {
+                let row = sequence.row_index(params, head, query);
+                global::store_f32(params.lse + 4 * row, lse);
             }
         }
-        first += 32;
-    }
-    // SAFETY: as above.
-    let sum = unsafe { shuffle::reduce::<32>(sum, |a, b| a + b) };
-    let (factor, lse) = Total { max, sum }.finish();
-
-    // Else the row holds registers while partial results are added up: 20 bytes of them spilled.
-    let (row, _) = again(place);
-    let (sequence, query, head) = Sequence::of_partial_row(params, row, packed());
-    let offset = sequence.offset(&params.o)
-        + i64::from(head) * params.o.head_stride
-        + i64::from(query) * params.o.row_stride
-        + i64::from(column);
-    let address = element::at(params.o.address, offset);
-    let [a, b, c, d] = o.map(|o| o * factor);
-    let pairs = [E::pack(a, b), E::pack(c, d)];
-    // SAFETY: only this lane stores these elements; one lane of the row's first warp stores the lse.
-    unsafe {
-        if exists {
-            if params.o_aligned != 0 {
-                global::store_u32x2(address, pairs);
-            } else {
-                global::store_elements(address, pairs, 4);
-            }
+        column += step * COLUMNS;
+        if column - 4 * lane >= dim {
+            break;
         }
-        if column == 0 {
-            let row = sequence.row_index(params, head, query);
-            global::store_f32(params.lse + 4 * row, lse);
-        }
+        // SAFETY: as above.
+        first = unsafe { partials.load(0, column) };
     }
 }
 
-/// Where the partial results of a row lie.
-struct Parts {
-    /// Index of the first.
-    first: u64,
-    /// Heads from one to the next.
-    heads: u32,
-    /// How many.
+/// The partial results of a row.
+struct Partials {
+    /// Device addresses of O, and of m and l, of the first split.
+    o: u64,
+    softmax: u64,
+    /// Rows from a split to the next one.
+    step: u64,
+    /// Splits of the row.
     splits: u32,
+    /// Columns of O.
+    dim: u32,
 }
 
-impl Parts {
-    /// The partial results of a row, of tiles that hold `packed` heads each: in all splits or, if there are [units](UnitsRef), in those of its batch
+/// The functions share their conditions: the row's partial results are readable, and those that compute do so in all lanes of the warp.
+impl Partials {
+    /// Those of a row, of tiles that hold `packed` heads each: in all splits or, if there are [units](UnitsRef), in those of its batch
     /// entry.
     #[inline(always)]
-    fn new(params: &ForwardParams, row: u64, packed: u32) -> Self {
-        let UnitsRef { table, offsets } = params.options.units;
-        if table == 0 {
-            return Parts {
-                first: row,
-                heads: params.batch_heads,
-                splits: Sequence::split_count(params),
-            };
+    fn new(params: &ForwardParams, dim: u32, row: u64, packed: u32) -> Self {
+        let units = params.options.units;
+        let (first, heads, splits) = match units.table {
+            0 => (row, params.batch_heads, Sequence::split_count(params)),
+            _ => {
+                let rows = u64::from(params.heads) * u64::from(params.seqlen_q);
+                let (batch, in_batch) = (row / rows, (row % rows) as u32);
+                let tile_rows = packed * params.seqlen_q;
+                let head = in_batch / tile_rows * packed;
+                // SAFETY: there are units.
+                let [start, end] = unsafe { load_offsets(units, batch as u32) };
+                let first = Sequence::unit_index(params, start, head, in_batch % tile_rows);
+                (first, params.heads, end - start)
+            }
+        };
+        Partials {
+            o: params.partial_o + 4 * first * u64::from(dim),
+            softmax: params.partial_softmax + 8 * first,
+            step: u64::from(heads) * u64::from(params.seqlen_q),
+            splits,
+            dim,
         }
-        let rows = u64::from(params.heads) * u64::from(params.seqlen_q);
-        let (batch, in_batch) = (row / rows, (row % rows) as u32);
-        let tile_rows = packed * params.seqlen_q;
-        let head = in_batch / tile_rows * packed;
-        // SAFETY: a launch with units has offsets, one more than batch entries.
-        let [start, end] =
-            [0, 4].map(|behind| unsafe { global::load_u32(offsets + 4 * batch + behind) });
-        Parts {
-            first: Sequence::unit_index(params, start, head, in_batch % tile_rows),
-            heads: params.heads,
-            splits: end - start,
+    }
+
+    /// m and l of a split.
+    #[inline(always)]
+    unsafe fn total(&self, split: u32) -> Total {
+        // SAFETY: the caller's promise.
+        let [max, sum] =
+            unsafe { global::load_f32x2(self.softmax + 8 * u64::from(split) * self.step) };
+        Total { max, sum }
+    }
+
+    /// Four columns of O, of splits from `first` on; zeros behind the last split and column.
+    #[inline(always)]
+    unsafe fn load(&self, first: u32, column: u32) -> [[f32; 4]; AHEAD] {
+        let mut parts = [[0.0; 4]; AHEAD];
+        let split_bytes = 4 * self.step * u64::from(self.dim);
+        let mut address = self.o + u64::from(first) * split_bytes + 4 * u64::from(column);
+        for ahead in 0..AHEAD {
+            if first + (ahead as u32) < self.splits && column < self.dim {
+                // SAFETY: the caller's promise: the split and the lane's columns exist.
+                parts[ahead] = unsafe { global::load_f32x4(address) };
+            }
+            address += split_bytes;
         }
+        parts
+    }
+
+    /// The largest maximum.
+    #[inline(always)]
+    unsafe fn max(&self, lane: u32) -> f32 {
+        let mut max = f32::NEG_INFINITY;
+        let mut split = lane;
+        while split < self.splits {
+            // SAFETY: the caller's promise.
+            max = max.max(unsafe { self.total(split).max });
+            // Opaque: the loop stays one.
+            split = opaque(split + 32);
+        }
+        // SAFETY: the caller's promise.
+        unsafe { shuffle::reduce::<32>(max, f32::max) }
+    }
+
+    /// The weighted sums of four columns of O, relative to `max`, and of l. Of the columns the first splits are `parts`.
+    #[inline(always)]
+    unsafe fn add_up(
+        &self,
+        mut parts: [[f32; 4]; AHEAD],
+        column: u32,
+        max: f32,
+        lane: u32,
+    ) -> ([f32; 4], Total) {
+        // A row that saw no key must not subtract -inf from -inf, here or in the online softmax.
+        let reference = if max == f32::NEG_INFINITY { 0.0 } else { max };
+        let (mut o, mut sum) = ([0.0; 4], 0.0);
+        let mut first = 0;
+        while first < self.splits {
+            let mut weight = 0.0;
+            if first + lane < self.splits {
+                // SAFETY: the caller's promise.
+                let total = unsafe { self.total(first + lane) };
+                weight = math::exp2(total.max - reference);
+                sum += weight * total.sum;
+            }
+            let count = (self.splits - first).min(32);
+            let mut i = 0;
+            while i < count {
+                for ahead in 0..AHEAD {
+                    // SAFETY: the caller's promise. Splits past the last weigh 0.
+                    let weight = unsafe { shuffle::of_lane(weight, i + ahead as u32) };
+                    for c in 0..4 {
+                        o[c] = math::fma(weight, parts[ahead][c], o[c]);
+                    }
+                }
+                i += AHEAD as u32;
+                if first + i < self.splits {
+                    // SAFETY: the caller's promise.
+                    parts = unsafe { self.load(first + i, column) };
+                }
+            }
+            first += 32;
+        }
+        // SAFETY: the caller's promise.
+        let sum = unsafe { shuffle::reduce::<32>(sum, |a, b| a + b) };
+        (o, Total { max, sum })
     }
 }

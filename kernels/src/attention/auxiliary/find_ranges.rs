@@ -217,6 +217,13 @@ unsafe fn divide_keys(params: &RangesParams, [q, kv]: [Side; 2]) {
         if lane == 0 {
             global::store_u32(params.unit_offsets + 4 * u64::from(params.batch), unit);
         }
+        let mut counter = lane;
+        while counter < params.unit_counters {
+            let entry = params.batch + 1 + counter;
+            global::store_u32(params.unit_offsets + 4 * u64::from(entry), 0);
+            // Opaque: the loop stays one.
+            counter = opaque(counter + 32);
+        }
         unit += lane;
         while unit < params.unit_count {
             write_unit(params, unit, [Unit::NONE, 0, 0, 0]);

@@ -12,6 +12,7 @@
 
 use super::begin;
 use crate::abi::{E4m3Params, ForwardParams};
+use crate::attention::auxiliary::combine::combine_tile;
 use crate::attention::options::cache_score::CacheScore;
 use crate::attention::options::mask::Mask;
 use crate::attention::options::score::Score;
@@ -19,8 +20,10 @@ use crate::attention::workload::descales::Descales;
 use crate::attention::workload::heads::Heads;
 use crate::attention::workload::key_rows::KeyRows;
 use crate::attention::workload::sequence::Split;
+use crate::attention::workload::tile::has_units;
 use crate::attention::{Team, WorkTile};
 use crate::ptx::{shared, special};
+use crate::tile::registers::again;
 use crate::tile::whole::{map_rows, scale_rows};
 use crate::tile::{Accumulator, Copier, CpAsync, E4m3, Element, Numbers, Pipeline, SharedTile};
 
@@ -205,5 +208,10 @@ unsafe fn decode_numbers<
             scale_rows(&mut warp.o[0], [descales.of_head(); 2]);
         }
         warp.store::<B, H, 1>(params, threads, team);
+        if has_units::<C>(params) {
+            // Not held over the loop.
+            let work = again(|| WorkTile::<H>::of_unit::<C>(params, br));
+            combine_tile::<B::Element, H, C, W>(params, &work, shared::base());
+        }
     }
 }

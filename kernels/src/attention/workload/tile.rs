@@ -297,7 +297,7 @@ impl<H: Heads> WorkTile<H> {
 
 /// Whether blocks take units, in a kernel with such scores.
 #[inline(always)]
-fn has_units<C: Score>(params: &ForwardParams) -> bool {
+pub fn has_units<C: Score>(params: &ForwardParams) -> bool {
     // Lengths alone make units: without them the assembler drops all of this.
     C::HAS_UNITS && switch::ranges() && params.options.units.table != 0
 }

@@ -6,13 +6,23 @@ use crate::attention::options::mask::Mask;
 use crate::attention::workload::heads::Heads;
 use crate::layout::latent::LatentMemory;
 use crate::layout::{element, fragment, rows::Rows};
-use crate::ptx::{bulk, global, ldmatrix, shared};
+use crate::ptx::{barrier, bulk, global, ldmatrix, shared};
 use crate::tile::Operand;
 
-/// Chunks that a thread loads at once.
-const AT_ONCE: usize = 9;
+/// Lanes of a row: their chunks lie side by side in a panel.
+const LANES: u32 = 8;
 
-/// Copies the thread's share of Q, negated if the scale is. Rows that do not exist become zeros.
+/// Rows of a thread.
+const ROWS: usize = (LatentMemory::ROWS * LANES / 256) as usize;
+
+/// Chunks of a thread in a row.
+const CHUNKS: usize = (LatentMemory::DIM / element::CHUNK / LANES) as usize;
+
+/// The barrier of all consumers and the producer: loads of Q are under way. Behind the loads of all stages they would come last.
+pub const LOADS: (u32, u32) = (12, 288);
+
+/// Copies the thread's share of Q, negated if the scale is. Rows that do not exist become zeros. Once its loads are under way, the thread
+/// arrives at the barrier of [`LOADS`].
 ///
 /// # Safety
 /// The threads `0..256` of the block make the same call; q is readable. Products may read Q after a barrier of these threads.
@@ -24,33 +34,29 @@ pub unsafe fn copy_q<M: Mask, H: Heads>(
     thread: u32,
     is_negative: bool,
 ) {
-    const CHUNKS: u32 = LatentMemory::DIM / element::CHUNK;
-    const { assert!((LatentMemory::ROWS * CHUNKS).is_multiple_of(256 * AT_ONCE as u32)) }
     let rows = part.work.q_rows(&params.q);
     let left = part.work.row_count_of::<M>() - part.work.first;
     let sign = if is_negative { 0x8000_8000 } else { 0 };
-    let mut chunk = thread;
-    while chunk < LatentMemory::ROWS * CHUNKS {
-        let place = |i: usize| {
-            let chunk = chunk + 256 * i as u32;
-            (chunk / CHUNKS, chunk % CHUNKS * element::CHUNK)
-        };
-        let mut chunks = [[0; 4]; AT_ONCE];
-        // SAFETY: the caller's promise; the rows exist.
-        unsafe {
-            for i in 0..AT_ONCE {
-                let (row, column) = place(i);
-                if row < left {
-                    let address = element::at(rows.at(part.work.first + row), column);
-                    chunks[i] = global::load_u32x4(address).map(|pair| pair ^ sign);
+    let row = |i: usize| thread / LANES + 256 / LANES * i as u32;
+    let column = |i: usize| (i as u32 * LANES + thread % LANES) * element::CHUNK;
+    let mut chunks = [[[0; 4]; CHUNKS]; ROWS];
+    // SAFETY: the caller's promise; the rows exist.
+    unsafe {
+        for i in 0..ROWS {
+            if row(i) < left {
+                let row = rows.at(part.work.first + row(i));
+                for j in 0..CHUNKS {
+                    chunks[i][j] = global::load_u32x4(element::at(row, column(j)));
                 }
             }
-            for i in 0..AT_ONCE {
-                let (row, column) = place(i);
-                shared::store_u32x4(memory.q().chunk(row, column), chunks[i]);
+        }
+        barrier::arrive(LOADS.0, LOADS.1);
+        for i in 0..ROWS {
+            for j in 0..CHUNKS {
+                let chunk = chunks[i][j].map(|pair| pair ^ sign);
+                shared::store_u32x4(memory.q().chunk(row(i), column(j)), chunk);
             }
         }
-        chunk += 256 * AT_ONCE as u32;
     }
     bulk::fence();
 }
