@@ -2,6 +2,7 @@
 
 pub mod e4m3;
 pub mod options;
+pub mod output;
 mod rounded;
 
 use crate::repeats::repeat;
@@ -68,6 +69,7 @@ pub fn tests() -> Vec<Test> {
     }));
     everywhere.extend(e4m3::tests());
     everywhere.extend(options::tests());
+    everywhere.extend(output::tests());
     let of_workspaces = [
         Test::new("rounded_f16", rounded::rounded::<f16>),
         Test::new("rounded_bf16", rounded::rounded::<bf16>),

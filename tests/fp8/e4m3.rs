@@ -1,5 +1,6 @@
 //! Inputs that are e4m3 already: sums in two levels, descales, rows of any length anywhere.
 
+use super::output::{Rows, written};
 use super::{in_f64, in_fp8};
 use ferroattn::check::{Expected, Forward, all_rows};
 use ferroattn::emulator::Options;
@@ -29,21 +30,23 @@ pub fn tests() -> Vec<Test> {
 }
 
 /// A call on inputs of e4m3.
-struct Call {
+pub struct Call {
     case: Case,
-    inputs: [Array4<F8E4M3>; 3],
+    pub inputs: [Array4<F8E4M3>; 3],
     /// Of q, k and v, `[batch, kv_heads]`.
-    descales: [Array2<f32>; 3],
+    pub descales: [Array2<f32>; 3],
     hadamard: bool,
-    /// Whether rows start at odd addresses, with NaN between.
+    /// Whether rows of inputs start at odd addresses, with NaN between.
     odd: bool,
+    /// How rows of o lie.
+    rows: Rows,
     /// Entries and keys that no query sees.
     unseen: Vec<[usize; 2]>,
 }
 
 impl Call {
     /// A call on normal numbers, large parts of which e4m3 holds, and descales that make them small again.
-    fn new(case: &Case) -> Self {
+    pub fn new(case: &Case) -> Self {
         let mut rng = StdRng::seed_from_u64(case.seed);
         let problem = case.problem().expect("valid");
         let shapes = [problem.q_shape(), problem.k_shape(), problem.v_shape()];
@@ -61,6 +64,7 @@ impl Call {
             descales,
             hadamard: false,
             odd: false,
+            rows: Rows::Contiguous,
             unseen: Vec::new(),
         }
     }
@@ -68,37 +72,50 @@ impl Call {
     fn run(&self, device: &Device) -> Result<Vec<f32>, Failed> {
         match self.case.dtype {
             Dtype::Bf16 => self.run_in::<bf16>(device),
+            Dtype::F32 => self.run_in::<f32>(device),
             _ => self.run_in::<f16>(device),
         }
     }
 
-    /// Runs the call, with poisoned outputs, and compares all rows.
-    fn run_in<T: Element>(&self, device: &Device) -> Result<Vec<f32>, Failed> {
+    /// The call without tensors.
+    fn plain(&self) -> Attention<'static> {
+        let plain = Attention::new().causal(self.case.causal);
+        match self.case.scale {
+            Some(scale) => plain.scale(scale),
+            None => plain,
+        }
+    }
+
+    /// Runs the call, with poisoned outputs whose rows lie so.
+    pub fn forward<T: Element>(
+        &self,
+        device: &Device,
+        rows: Rows,
+    ) -> Result<(Vec<T>, Vec<f32>), Failed> {
         let problem = self.case.problem()?;
         let [q, k, v] = self.inputs.each_ref().map(|x| tensor(device, x, self.odd));
         let (q, k, v) = (q?, k?, v?);
         let [of_q, of_k, of_v] = self.descales.each_ref().map(|x| transposed(device, x));
         let (of_q, of_k, of_v) = (of_q?, of_k?, of_v?);
         let fp8 = Fp8::new().hadamard(self.hadamard);
-        let mut plain = Attention::new().causal(self.case.causal);
-        if let Some(scale) = self.case.scale {
-            plain = plain.scale(scale);
-        }
-        let [own, on_host] = [device, &Device::cpu()].map(|device| {
-            self.case
-                .modifiers
-                .tensors(device, &problem, self.case.seed)
-        });
-        let (own, on_host) = (own?, on_host?);
-        let call = own.of(plain.clone()).fp8(fp8);
+        let modifiers = &self.case.modifiers;
+        let own = modifiers.tensors(device, &problem, self.case.seed)?;
+        let call = own.of(self.plain()).fp8(fp8);
         let call = call.descales(&of_q, &of_k, &of_v);
-        let rows = problem.lse_shape().iter().product::<usize>();
-        let poison = vec![T::from_f32(f32::NAN); rows * problem.dim_v];
-        let mut o = Tensor::new(device, problem.o_shape(), &poison)?;
-        let mut lse = Tensor::new(device, problem.lse_shape(), &vec![f32::NAN; rows])?;
+        let count = problem.lse_shape().iter().product::<usize>();
+        let mut o = rows.poisoned(device, problem.o_shape())?;
+        let mut lse = Tensor::new(device, problem.lse_shape(), &vec![f32::NAN; count])?;
         call.forward_e4m3_into(&q, &k, &v, &mut o, &mut lse)?;
-        let (o, lse) = (o.to_vec()?, lse.to_vec()?);
+        Ok((written(o)?, lse.to_vec()?))
+    }
 
+    /// Runs the call, and compares all rows.
+    fn run_in<T: Element>(&self, device: &Device) -> Result<Vec<f32>, Failed> {
+        let (o, lse) = self.forward::<T>(device, self.rows)?;
+        let problem = self.case.problem()?;
+        let fp8 = Fp8::new().hadamard(self.hadamard);
+        let modifiers = &self.case.modifiers;
+        let on_host = modifiers.tensors(&Device::cpu(), &problem, self.case.seed)?;
         let mut seen = self.inputs.clone();
         for tensor in &mut seen[1..] {
             for &[entry, key] in &self.unseen {
@@ -109,7 +126,7 @@ impl Call {
         let views = seen.each_ref().map(|x| x.view());
         let descales = self.descales.each_ref().map(|x| x.view());
         let rounded = Rounded::of_e4m3(fp8, &problem, views, descales);
-        let call = on_host.of(plain).fp8(fp8);
+        let call = on_host.of(self.plain()).fp8(fp8);
         let options = call.host_options(&problem)?;
         let expected = Expected::of_rounded::<T>(&problem, options, &rounded, &all_rows(&problem));
         let report = expected.compare(&Forward {
@@ -183,7 +200,7 @@ fn transposed(device: &Device, numbers: &Array2<f32>) -> ferroattn::Result<Tenso
     Tensor::new(device, [columns, rows], &numbers)?.transpose(0, 1)
 }
 
-/// Lengths around tiles, blocks and levels, in all head dims, among them some that are padded; rows anywhere.
+/// Lengths around tiles, blocks and levels, in all head dims, among them some that are padded; rows anywhere, o of any type.
 fn lengths(device: &Device) -> Outcome {
     for (i, (seqlen_q, seqlen_kv, dim)) in [
         (1, 1, 64),
@@ -200,7 +217,7 @@ fn lengths(device: &Device) -> Outcome {
     {
         for causal in [false, true] {
             let case = Case {
-                dtype: [Dtype::F16, Dtype::Bf16][i % 2],
+                dtype: [Dtype::F16, Dtype::F32, Dtype::Bf16, Dtype::F32][i % 4],
                 seqlen_q,
                 seqlen_kv,
                 dim,
@@ -209,6 +226,7 @@ fn lengths(device: &Device) -> Outcome {
             };
             let call = Call {
                 odd: causal == (i % 2 == 0),
+                rows: [Rows::Contiguous, Rows::Odd][usize::from(causal)],
                 hadamard: i % 4 == 1,
                 ..Call::new(&case)
             };

@@ -188,7 +188,7 @@ fn tiny_softcap(device: &Device) -> Outcome {
 }
 
 /// Two padded entries, whose first one begins with key 30 and ends at 180, and the keys of no sequence.
-fn padded() -> (Case, Vec<[usize; 2]>) {
+pub fn padded() -> (Case, Vec<[usize; 2]>) {
     let case = in_fp8(Case {
         batch: 2,
         heads: 2,

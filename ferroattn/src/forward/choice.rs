@@ -48,7 +48,12 @@ pub fn suitable(
         return Ok(vec![EMPTY]);
     }
     let problem = &problem.in_vectors();
-    let default = select(&request(dtype.of_kernels()?, problem, options, facts));
+    let default = select(&request(
+        options.type_of_kernel(dtype)?,
+        problem,
+        options,
+        facts,
+    ));
     let mut kernels: Vec<_> = KERNELS
         .iter()
         .filter(|kernel| obstacle(kernel, dtype, problem, options).is_none())
@@ -125,7 +130,8 @@ pub(crate) fn resolve(
             Some(name) => Err(Error::NotOnCpu(named(name)?.name.to_owned())),
         };
     };
-    let request = request(dtype.of_kernels()?, problem, options, facts);
+    let of_kernel = options.type_of_kernel(dtype)?;
+    let request = request(of_kernel, problem, options, facts);
     let best = || match options::first(problem, options) {
         Some(option) => select(&request).ok_or(Error::NoOption(option)),
         None => select(&request).ok_or(Error::Dim(problem.dim)),
@@ -216,7 +222,7 @@ fn obstacle(
     };
     let [dim, dim_v] = [problem.dim, problem.dim_v].map(|dim| dim as u32);
     let most = dim.max(dim_v);
-    if Dtype::from(forward.dtype) != dtype {
+    if options.type_of_kernel(dtype) != Ok(forward.dtype) {
         let (needed, found) = (forward.dtype.name(), dtype.name());
         Some(format!("is for dtype {needed}, not {found}"))
     } else if forward.is_latent() && !options.values_in_keys {

@@ -40,30 +40,30 @@ pub unsafe fn forward_raw(dtype: Dtype, problem: &Problem, args: &RawForward) ->
 unsafe fn forward_of<T: Element>(problem: &Problem, args: &RawForward) -> Result<()> {
     if problem.is_empty() {
         // SAFETY: the caller's word.
-        unsafe { empty::cpu::forward::<T>(args) };
+        unsafe {
+            match args.options.f32_o {
+                true => empty::cpu::forward::<f32>(args),
+                false => empty::cpu::forward::<T>(args),
+            }
+        }
         return Ok(());
+    }
+    if args.options.fp8.is_some() {
+        // SAFETY: the caller's word.
+        return unsafe {
+            match args.options.f32_o {
+                true => forward_fp8::<T, f32>(problem, args),
+                false => forward_fp8::<T, T>(problem, args),
+            }
+        };
     }
     // SAFETY: the caller vouches for the memory, and that nothing else touches it. The call found a place for every
     // element.
-    let (o, mut lse) = unsafe { (args.o.view_mut(), args.lse.view_mut()) };
+    let (o, mut lse) = unsafe { (args.o.view_mut::<T, _>(), args.lse.view_mut()) };
     let lse = lse.as_slice_mut().expect("contiguous");
     // SAFETY: the caller vouches for the memory, and that nothing writes the inputs.
     unsafe {
         let options = args.options.host(problem, args.k.shape[0])?;
-        let inputs = [args.q, args.k, args.v];
-        if let Some(e4m3) = args.options.e4m3 {
-            let fp8 = args.options.fp8.unwrap_or_default();
-            let [q, k, v] = inputs.map(|input| input.view::<F8E4M3, _>());
-            let nan = F8E4M3::from_f32(f32::NAN);
-            let [k, v] = [k, v].map(|tensor| options.seen_keys(problem, tensor, nan));
-            let ones = Array2::ones((problem.batch, problem.kv_heads));
-            let descales = e4m3
-                .descales()
-                .map(|descale| descale.map_or(ones.view(), |descale| descale.view()));
-            let rounded = Rounded::of_e4m3(fp8, problem, [q, k.view(), v.view()], descales);
-            forward_rounded(problem, &options, &rounded, o, lse);
-            return Ok(());
-        }
         if let Some(cache) = args.options.e4m3_cache {
             let q = args.q.view::<T, _>().mapv(T::to_f32);
             let [k, v] = [args.k, args.v].map(|input| input.view::<F8E4M3, _>());
@@ -74,30 +74,48 @@ unsafe fn forward_of<T: Element>(problem: &Problem, args: &RawForward) -> Result
             forward_in_f32(problem, &options, q.view(), keys, o, lse);
             return Ok(());
         }
-        let [q, k, v] = inputs.map(|input| input.view::<T, _>());
-        match args.options.fp8 {
-            None => forward(problem, &options, q, k, v, o, lse),
-            Some(fp8) => {
-                let rounded = Rounded::of_call(fp8, problem, &options, [q, k, v]);
-                forward_rounded(problem, &options, &rounded, o, lse);
-            }
-        }
+        let [q, k, v] = [args.q, args.k, args.v].map(|input| input.view::<T, _>());
+        forward(problem, &options, q, k, v, o, lse);
     }
     Ok(())
 }
 
-/// [`forward`] of rounded inputs.
-fn forward_rounded<T: Element>(
-    p: &Problem,
-    options: &HostOptions,
-    rounded: &Rounded,
-    o: ArrayViewMut4<T>,
-    lse: &mut [f32],
-) {
-    let p = &rounded.problem(p);
-    let (k, v) = (rounded.k.view(), rounded.v.view());
-    let keys = |place| [&k, &v].map(|tensor| options.rows_of_keys(p, tensor, place));
-    forward_in_f32(p, options, rounded.q.view(), keys, o, lse);
+/// [`forward`] in FP8: of inputs that are rounded, or e4m3 already.
+///
+/// # Safety
+/// The conditions of [`forward_raw`], with `T` the type of the call and `O` that of o.
+unsafe fn forward_fp8<T: Element, O: Element>(p: &Problem, args: &RawForward) -> Result<()> {
+    let fp8 = args.options.fp8.unwrap_or_default();
+    let inputs = [args.q, args.k, args.v];
+    // SAFETY: the caller vouches for the memory, that nothing else touches o and lse, and that nothing writes the inputs. The call found
+    // a place for every element.
+    unsafe {
+        let options = args.options.host(p, args.k.shape[0])?;
+        let rounded = match args.options.e4m3 {
+            None => {
+                let inputs = inputs.map(|input| input.view::<T, _>());
+                Rounded::of_call(fp8, p, &options, inputs)
+            }
+            Some(e4m3) => {
+                let [q, k, v] = inputs.map(|input| input.view::<F8E4M3, _>());
+                let nan = F8E4M3::from_f32(f32::NAN);
+                let [k, v] = [k, v].map(|tensor| options.seen_keys(p, tensor, nan));
+                let ones = Array2::ones((p.batch, p.kv_heads));
+                let descales = e4m3
+                    .descales()
+                    .map(|descale| descale.map_or(ones.view(), |descale| descale.view()));
+                Rounded::of_e4m3(fp8, p, [q, k.view(), v.view()], descales)
+            }
+        };
+        let p = &rounded.problem(p);
+        let (k, v) = (rounded.k.view(), rounded.v.view());
+        let keys = |place| [&k, &v].map(|tensor| options.rows_of_keys(p, tensor, place));
+        let mut lse = args.lse.view_mut();
+        let lse = lse.as_slice_mut().expect("contiguous");
+        let o = args.o.view_mut::<O, _>();
+        forward_in_f32(p, &options, rounded.q.view(), keys, o, lse);
+    }
+    Ok(())
 }
 
 /// [`forward_of_keys`] of q, k and v in `f32`, with o in another type.

@@ -12,6 +12,7 @@ mod e4m3;
 mod fold;
 mod fp8;
 pub(crate) mod main_kernel;
+mod output;
 pub(crate) mod plan;
 mod planner;
 mod planning;

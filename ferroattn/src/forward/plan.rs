@@ -77,8 +77,8 @@ pub struct Draft {
     pub(super) kernel: MainKernel,
     pub(super) schedule: Schedule,
     pub(super) params: ForwardParams,
-    /// Where the caller has o.
-    o: RawTensor,
+    /// Where the caller has o, if kernels may write a copy.
+    o: Option<RawTensor>,
     /// Whether a tensor map describes o, where kernels write it.
     o_has_map: bool,
     pub(super) steps: Steps,
@@ -131,7 +131,10 @@ impl Draft {
         };
         let mut steps = Steps::default();
         steps.places.extend(args.options.part.places());
-        let o = steps.output(args.o, offset_of!(ForwardParams, o.address))?;
+        let copied = (!args.options.f32_o).then_some(args.o);
+        let o = copied.map_or(Ok(args.o.into()), |o| {
+            steps.output(o, offset_of!(ForwardParams, o.address))
+        })?;
         let place = offset_of!(ForwardParams, options);
         let tables = Tables {
             of_keys: kernel.is_fp8,
@@ -199,7 +202,7 @@ impl Draft {
             kernel,
             schedule,
             params,
-            o: args.o,
+            o: copied,
             o_has_map: o.is_aligned() && has_map(&args.o),
             steps,
         })
@@ -384,7 +387,9 @@ impl Draft {
     /// # Errors
     /// If o is too large for a launch.
     pub fn finish(mut self) -> Result<Plan> {
-        self.steps.write(self.o, self.params.o)?;
+        if let Some(o) = self.o {
+            self.steps.write(o, self.params.o)?;
+        }
         let (kernel, splits) = (self.kernel.entry.name, self.schedule.splits);
         Ok(self.steps.finish(kernel, splits))
     }

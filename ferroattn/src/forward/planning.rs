@@ -3,6 +3,7 @@
 use super::choice;
 use super::fold::{folded, windowed};
 use super::main_kernel::MainKernel;
+use super::output::in_halves;
 use super::plan::plan;
 use super::prefix::divided;
 use super::problem::Problem;
@@ -106,13 +107,17 @@ impl Attention<'_> {
         if let Some(divided) = divided(dtype, problem, args)? {
             return divided.plan(self, facts, dtype);
         }
+        let args = &match facts {
+            None => *args,
+            Some(_) => in_halves(dtype, args),
+        };
         if problem.is_empty() {
             let name = self.kernel.name();
             choice::expect_named(name, dtype, problem, &args.options, facts)?;
             return match facts {
                 None => Ok(Steps::default().finish(EMPTY, 1)),
                 Some(_) => {
-                    dtype.of_kernels()?;
+                    args.options.type_of_kernel(dtype)?;
                     empty::forward(problem, args)
                 }
             };

@@ -172,4 +172,5 @@ pub(crate) fn switches(p: &Problem, tensors: &RawOptions) -> Switches {
         .with(Switch::MaskBits, tensors.mask.is_some_and(|mask| mask.bits))
         .with(Switch::Pages, tensors.pages.is_some())
         .with(Switch::Tiles, tensors.has_packed_queries())
+        .with(Switch::F32Output, tensors.f32_o)
 }

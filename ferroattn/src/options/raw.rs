@@ -45,6 +45,8 @@ pub struct RawOptions {
     pub split_keys: u32,
     /// [FP8](crate::Attention::fp8).
     pub fp8: Option<Fp8>,
+    /// Whether o is f32 in a call in [FP8](crate::Attention::fp8) of another type.
+    pub f32_o: bool,
     /// Of q, k and v that hold e4m3, what multiplies them. The call then is in [FP8](crate::Attention::fp8), and its type is that of o.
     pub e4m3: Option<RawE4m3>,
     /// Keys and values of [e4m3](crate::Attention::forward_e4m3_cache), with q and o of 16 bits.
@@ -158,6 +160,7 @@ impl RawOptions {
                 keys => keys,
             },
             fp8: self.fp8.or(others.fp8),
+            f32_o: self.f32_o || others.f32_o,
             e4m3: self.e4m3.or(others.e4m3),
             e4m3_cache: self.e4m3_cache.map(|cache| cache.or(others.e4m3_cache)),
             custom: self.custom.or(others.custom),

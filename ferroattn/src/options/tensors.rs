@@ -125,6 +125,7 @@ impl TensorOptions<'_> {
             batch_invariant: self.batch_invariant,
             split_keys: self.split_keys,
             fp8: self.fp8,
+            f32_o: false,
             e4m3: None,
             e4m3_cache: self.cache_descales.as_ref().map(BorrowedDescales::raw),
             custom: self.custom.as_ref().map(BorrowedCustom::raw).transpose()?,

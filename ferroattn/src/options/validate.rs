@@ -65,6 +65,9 @@ impl RawOptions {
         if let (Some(_), Some(option)) = (self.fp8, first_not_in_fp8(p, self)) {
             return Err(Error::Excluded(FP8, option));
         }
+        if self.f32_o && self.fp8.is_none() {
+            return Err(Error::Needs("o in f32", FP8));
+        }
         self.e4m3.map_or(Ok(()), |e4m3| e4m3.validate(p))?;
         self.custom.map_or(Ok(()), |custom| custom.validate())?;
         self.validate_prefix(p)

@@ -85,14 +85,15 @@ pub fn assemble(ptxas: &Path, modules: &[Module]) -> Result<Vec<Usage>, Error> {
     let with_options = with_options.filter(|module| {
         module.name.ends_with("optional_f16_d128")
             || module.name.starts_with("latent_f16")
-            || module.name.starts_with("fp8") && module.name.ends_with("optional_f16_d256")
+            || module.name.starts_with("fp8") && module.name.ends_with("f16_d256")
     });
     with_options.try_for_each(|module| {
         let is_backward = module.name.starts_with("backward");
         let is_grouped = module.name.starts_with("decode");
         let some = match module.name.split('_').next() {
             Some("latent") => &[Switch::Ranges, Switch::Pages][..],
-            Some("fp8") => &[Switch::Ranges, Switch::Softcap, Switch::SoftcapFar],
+            Some("fp8") if module.name.contains("optional") => OF_FP8,
+            Some("fp8") => &[Switch::F32Output],
             _ => Switch::ALL,
         };
         let has = |switch: &Switch| {
@@ -155,6 +156,14 @@ fn check_options(ptxas: &Path, module: &Module, combination: &[Switch]) -> Resul
     let has_mask = combination.iter().any(|switch| masks.contains(switch));
     check_code(module, &text, target, has_mask)
 }
+
+/// Switches of kernels that multiply e4m3, with options.
+const OF_FP8: &[Switch] = &[
+    Switch::Ranges,
+    Switch::Softcap,
+    Switch::SoftcapFar,
+    Switch::F32Output,
+];
 
 /// Bytes that a thread may spill where options are on, stores and loads together: with a bias of f32 and a mask of bytes most, 656.
 const MOST_SPILLS_OF_OPTIONS: u32 = 704;

@@ -117,4 +117,9 @@ pub struct Fp8Params {
     pub tiles: u32,
     /// Blocks of 128 keys of a head.
     pub blocks: u32,
+    /// Columns of o, where [`Switch::F32Output`](super::Switch::F32Output) is on. Then strides count two elements of 16 bits for one,
+    /// and [`o_aligned`](ForwardParams::o_aligned) says that pairs of columns lie at multiples of 8 bytes, none beyond a row.
+    pub o_columns: u32,
+    /// Zero: rounds the size up to a multiple of 8 bytes.
+    pub padding: u32,
 }

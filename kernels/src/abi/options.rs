@@ -219,6 +219,8 @@ pub enum Switch {
     /// Query tiles have the rows of all heads that share a key/value head, without options of pairs or slopes. A row has the bits that it
     /// has without it, where [`Exact`](Self::Exact) is on.
     Group,
+    /// O is f32, in a kernel that multiplies e4m3: such kernels alone have it, without options, too.
+    F32Output,
 }
 
 impl Switch {
@@ -241,6 +243,7 @@ impl Switch {
         Switch::Tiles,
         Switch::Exact,
         Switch::Group,
+        Switch::F32Output,
     ];
 
     /// Combinations that the kernels are assembled with before any call asks for them: each alone, and some together.
@@ -271,6 +274,8 @@ impl Switch {
             Switch::BiasF16,
             Switch::MaskBits,
         ],
+        &[Switch::F32Output],
+        &[Switch::F32Output, Switch::Ranges],
     ];
 
     /// Whether it is of a tensor with an element for each pair of query and key.
@@ -286,6 +291,7 @@ impl Switch {
                 | Switch::Tiles
                 | Switch::Exact
                 | Switch::Group
+                | Switch::F32Output
         )
     }
 
@@ -309,6 +315,7 @@ impl Switch {
             Switch::Tiles => ("tiles", 1),
             Switch::Exact => ("exact", 1),
             Switch::Group => ("group", 1),
+            Switch::F32Output => ("f32_output", 1),
         }
     }
 
@@ -317,13 +324,18 @@ impl Switch {
     pub const fn is_of_gradients(self) -> bool {
         !matches!(
             self,
-            Switch::BiasVectors | Switch::Pages | Switch::Tiles | Switch::Exact | Switch::Group
+            Switch::BiasVectors
+                | Switch::Pages
+                | Switch::Tiles
+                | Switch::Exact
+                | Switch::Group
+                | Switch::F32Output
         )
     }
 
     /// Whether kernels whose tiles always have rows of several heads have it.
     pub const fn is_of_groups(self) -> bool {
-        !self.is_of_pairs() && !matches!(self, Switch::Group)
+        !self.is_of_pairs() && !matches!(self, Switch::Group | Switch::F32Output)
     }
 
     /// The name in messages.
@@ -346,6 +358,7 @@ impl Switch {
             Switch::Tiles => "tiles",
             Switch::Exact => "exact",
             Switch::Group => "group",
+            Switch::F32Output => "f32_output",
         }
     }
 }
@@ -384,8 +397,8 @@ impl Switches {
     /// ```
     ///
     /// # Errors
-    /// A switch that is on, and that the kernel lacks. All kernels with options have all switches of their pass, those of
-    /// other crates too: a score or mask comes after the options. So none may be left out.
+    /// A switch that is on, and that the kernel lacks. All kernels with options have all switches of their pass but
+    /// [`F32Output`](Switch::F32Output), those of other crates too: a score or mask comes after the options. So none may be left out.
     #[cfg(not(target_arch = "nvptx64"))]
     pub fn written(self, ptx: String) -> Result<String, Switch> {
         let mut on = Switch::ALL.iter().filter(|switch| self.has(**switch));

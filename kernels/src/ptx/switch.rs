@@ -57,6 +57,9 @@ switches! {
 
     /// Whether [`Switch::Group`](crate::abi::Switch::Group) is on.
     group = "group" as bool, is_on;
+
+    /// Whether [`Switch::F32Output`](crate::abi::Switch::F32Output) is on.
+    f32_output = "f32_output" as bool, is_on;
 }
 
 #[inline(always)]

@@ -167,7 +167,11 @@ impl Expected {
         let [q, k, v] =
             inputs.map(|(tensor, shape)| ArrayView4::from_shape(shape, tensor).expect("its shape"));
         let rounded = Rounded::of_call(fp8, p, &forward.options, [q, k, v]);
-        Self::of_rounded::<T>(p, forward.options, &rounded, rows)
+        match T::DTYPE {
+            // The CPU's alone, which rounds nothing else.
+            Dtype::F32 => Self::find_rounded(p, forward.options, &rounded, rows, of_row),
+            Dtype::F16 | Dtype::Bf16 => Self::of_rounded::<T>(p, forward.options, &rounded, rows),
+        }
     }
 
     /// [`new`](Self::new) of a pass in [FP8](crate::Attention::fp8), whose inputs were rounded so and whose o is in `T`.
@@ -179,6 +183,23 @@ impl Expected {
         options: HostOptions,
         rounded: &Rounded,
         rows: &[usize],
+    ) -> Self {
+        Self::find_rounded(
+            problem,
+            options,
+            rounded,
+            rows,
+            |forward, reference, row| of_fp8_row::<T>(forward, reference, rounded, row),
+        )
+    }
+
+    /// The rows of a pass on rounded inputs.
+    fn find_rounded(
+        problem: &Problem,
+        options: HostOptions,
+        rounded: &Rounded,
+        rows: &[usize],
+        of_row: impl Fn(&Forward<f32>, &Reference, usize) -> (ExpectedRow, ExpectedLse) + Sync,
     ) -> Self {
         let [q, k, v] = [&rounded.q, &rounded.k, &rounded.v];
         let [q, k, v] = [q, k, v].map(|tensor| tensor.as_slice().expect("row-major"));
@@ -192,10 +213,8 @@ impl Expected {
             lse: &[],
             acc: Accumulation::default(),
         };
-        Self::find(&of_rounded, rows, |reference, row| match T::DTYPE {
-            // The CPU's alone.
-            Dtype::F32 => of_row(&of_rounded, reference, row),
-            Dtype::F16 | Dtype::Bf16 => of_fp8_row::<T>(&of_rounded, reference, rounded, row),
+        Self::find(&of_rounded, rows, |reference, row| {
+            of_row(&of_rounded, reference, row)
         })
     }
 

@@ -80,10 +80,16 @@ impl Draft {
             offset_of!(Fp8Params, wrong_blocks),
             offset_of!(Fp8Params, wrong_values),
         ]);
+        let o_columns = match args.options.f32_o {
+            true => args.o.shape[3] as u32 / 2,
+            false => args.o.shape[3] as u32,
+        };
         let mut params = Fp8Params {
             forward: ForwardParams {
                 // Q, K and V come by maps, and rows of o are left.
                 dim: problem.dim_v as u32,
+                // No pair of columns goes beyond a row.
+                o_aligned: forward.o_aligned & u32::from(o_columns.is_multiple_of(2)),
                 ..forward
             },
             q_scales: rounded.q_scales,
@@ -93,6 +99,7 @@ impl Draft {
             wrong_values: rounded.wrong_values,
             tiles,
             blocks: (problem.seqlen_kv as u32).div_ceil(FP8_BLOCK),
+            o_columns,
             ..Fp8Params::default()
         };
         if self.needs_counter(problem, blocks) {

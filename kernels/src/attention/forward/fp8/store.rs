@@ -11,9 +11,10 @@ use crate::attention::forward::sm90::store::store_rows;
 use crate::attention::options::score::Score;
 use crate::attention::workload::heads::Heads;
 use crate::attention::{self, SoftmaxScale, Total};
-use crate::ptx::{global, math, shuffle, special};
+use crate::layout::rows::Rows;
+use crate::ptx::{global, math, shuffle, special, switch};
 use crate::tile::Accumulator;
-use crate::tile::registers::again;
+use crate::tile::registers::{again, fence, opaque};
 use crate::tile::whole::scale_rows;
 
 /// Lines 12 to 15 for the warp's 16 rows. V has its scale and its mean again, and sums take in the sink. Rows that see a value which is not
@@ -73,8 +74,89 @@ pub unsafe fn store<K: Kernel, U: Outer, const OT: usize>(
         if !K::Score::SCALED {
             scale_rows(&mut o, changes);
         }
-        let place = [part.first, 0];
-        store_rows::<K::Element, K::Score, _, OT>(params, &part.work, place, lane, o, &sums);
+        if switch::f32_output() {
+            store_f32_rows(launch, &part, opaque(lane), &o, &sums);
+        } else {
+            let place = [part.first, 0];
+            store_rows::<K::Element, K::Score, _, OT>(params, &part.work, place, lane, o, &sums);
+        }
+    }
+}
+
+/// Stores O in f32, from the lanes that have it, and lse: four lanes of a row write 32 bytes side by side.
+///
+/// # Safety
+/// The conditions of [`store`].
+#[inline(always)]
+unsafe fn store_f32_rows<K: Kernel, const OT: usize>(
+    launch: &Fp8Params,
+    part: &Part<K>,
+    lane: u32,
+    o: &[Accumulator; OT],
+    sums: &attention::Softmax<1>,
+) {
+    let (params, work) = (&launch.forward, &part.work);
+    let (first_row, rows) = (
+        work.first_row::<K::Score>(),
+        work.row_count::<K::Score>() as i32,
+    );
+    let to = work.q_rows(&params.o);
+    let columns = opaque(launch.o_columns);
+    let [totals] = sums.totals();
+    let finished = totals.map(Total::finish);
+    let places = [0, 1].map(|r| {
+        let row = part.first + (lane / 4 + 8 * r) as i32;
+        let exists = row >= first_row && row < rows;
+        let columns = if exists { columns } else { 0 };
+        (row as u32, to.at(row as u32), columns)
+    });
+    // SAFETY: the caller's promise. Only this warp stores these rows; no branch on a row holds an instruction of a
+    // warp.
+    unsafe {
+        let aligned = opaque(params.o_aligned) != 0;
+        for dt in 0..OT {
+            // Else the assembler multiplies all tiles ahead.
+            fence();
+            for r in 0..2 {
+                let (_, address, columns) = places[r];
+                for half in 0..2 {
+                    let column = 16 * dt as u32 + 8 * half as u32 + 2 * (lane % 4);
+                    let (tile, i) = (o[dt].0, 4 * half + 2 * r);
+                    let pair = [tile[i] * finished[r].0, tile[i + 1] * finished[r].0];
+                    store_pair(address, column, pair, columns, aligned);
+                }
+            }
+        }
+        for r in 0..2 {
+            let (row, _, columns) = places[r];
+            if columns > 0 && lane % 4 == 0 {
+                global::store_f32(work.lse(params, row), finished[r].1);
+            }
+        }
+    }
+}
+
+/// Stores what exists of two columns of a row: both at once, or none, where pairs are aligned.
+///
+/// # Safety
+/// The row is memory of `columns` f32, which is writable.
+#[inline(always)]
+unsafe fn store_pair(row: u64, column: u32, pair: [f32; 2], columns: u32, aligned: bool) {
+    let address = row + 4 * u64::from(column);
+    // SAFETY: the caller's promise.
+    unsafe {
+        if aligned {
+            if column < columns {
+                global::store_f32x2(address, pair);
+            }
+        } else {
+            if column < columns {
+                global::store_f32(address, pair[0]);
+            }
+            if column + 1 < columns {
+                global::store_f32(address + 4, pair[1]);
+            }
+        }
     }
 }
 
