@@ -13,7 +13,7 @@ pub enum Dtype {
     F16,
     /// bfloat16.
     Bf16,
-    /// IEEE binary32, on the CPU alone.
+    /// IEEE binary32, on the CPU alone; but o in [FP8](crate::Attention::forward_e4m3) is f32 on a GPU, too.
     F32,
 }
 

@@ -78,7 +78,7 @@ pub struct Args {
     /// file's, or f16 for F32 and random inputs]
     #[arg(long, value_parser = one_of(&ElementType::ALL, ElementType::name))]
     pub dtype: Option<ElementType>,
-    /// Element type of o, f32 on the CPU only; with --dtype fp8 [default: f16]
+    /// Element type of o; with --dtype fp8 [default: f16]
     #[arg(long, value_parser = one_of(&Dtype::ALL, Dtype::name))]
     pub o_dtype: Option<Dtype>,
     /// What to compute: o and lse, their gradients dq, dk and dv, or both, with a row of the table each

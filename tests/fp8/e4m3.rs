@@ -172,6 +172,15 @@ pub fn check(device: &Device, case: &Case, hadamard: bool) -> Result<(), Failed>
     call.run(device).map(drop)
 }
 
+/// Runs a call on normal numbers, with rows of o that lie so, and compares all rows.
+pub fn check_rows(device: &Device, case: &Case, rows: Rows) -> Result<(), Failed> {
+    let call = Call {
+        rows,
+        ..Call::new(case)
+    };
+    call.run(device).map(drop)
+}
+
 /// The numbers on a device; at odd addresses if `odd`, with NaN between rows.
 fn tensor(
     device: &Device,

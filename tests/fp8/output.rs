@@ -244,7 +244,7 @@ fn of_options(device: &Device) -> Outcome {
 }
 
 /// A row that sees one key is its value times one number near 1, to f32's last digits: roundings of 8 bits change no column alone.
-fn of_one_key(device: &Device) -> Outcome {
+pub fn of_one_key(device: &Device) -> Outcome {
     let case = in_fp8(Case {
         seqlen_q: 3,
         seqlen_kv: 1,

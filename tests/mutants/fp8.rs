@@ -5,6 +5,7 @@ use super::{
     Mutant, Run,
     Which::{All, Last, Nth},
 };
+use crate::fp8::output::{self, Rows};
 use crate::fp8::{e4m3, far, hidden, in_fp8, options, steep};
 use ferroattn::Dtype;
 use kernels::abi::{Switch, Switches};
@@ -18,6 +19,8 @@ const LATE: &str = "fp8_f16_d256";
 const LEVELS: &str = "fp8_two_levels_f16_d128";
 /// With the upper halves of outer sums.
 const HALVES: &str = "fp8_two_levels_f16_d256";
+/// With o in f32.
+const F32_OUTPUT: &str = "fp8_two_levels_f16_d64";
 /// With options.
 const OPTIONS: &str = "fp8_optional_f16_d64";
 const SCALE: &str = "scale_rows";
@@ -182,6 +185,27 @@ pub const MUTANTS: &[Mutant] = &[
         change: remove,
     },
     Mutant {
+        what: "o in f32 cut to bf16",
+        kernel: F32_OUTPUT,
+        pattern: "st.global.v2.b32",
+        which: All,
+        change: cut_to_bf16,
+    },
+    Mutant {
+        what: "a pair of o in f32 left out",
+        kernel: F32_OUTPUT,
+        pattern: "st.global.v2.b32",
+        which: Nth(0),
+        change: remove,
+    },
+    Mutant {
+        what: "a column of o in f32 left out, in rows that are not aligned",
+        kernel: F32_OUTPUT,
+        pattern: "st.global.b32",
+        which: Nth(3),
+        change: remove,
+    },
+    Mutant {
         what: "descales left out",
         kernel: SCALE,
         pattern: "ld.global.b32",
@@ -254,6 +278,16 @@ fn seen_by_one(line: &str) -> String {
     format!("mov.b32 {start}, 0; mov.b32 {end}, 1;")
 }
 
+/// Pairs that are stored lose the lower halves of their words.
+fn cut_to_bf16(line: &str) -> String {
+    let (_, pair) = line.split_once('{').expect("two registers");
+    let (pair, _) = pair.split_once('}').expect("two registers");
+    let cut = pair
+        .split(',')
+        .map(|word| format!("and.b32 {word}, {word}, 0xffff0000; "));
+    cut.collect::<String>() + line
+}
+
 /// A vote of the block's threads becomes each thread's own.
 fn without_wait(line: &str) -> String {
     line.replace("bar.red.or.pred any, 0, own", "mov.pred any, own")
@@ -315,6 +349,22 @@ pub fn runs(kernel: &str) -> Option<(Vec<Run>, Switches)> {
                 ..case(dim, false)
             };
             vec![Box::new(move |device| e4m3::check(device, &case, false))]
+        }
+        F32_OUTPUT => {
+            let case = Case {
+                dtype: Dtype::F32,
+                ..case(64, false)
+            };
+            let of_rows = |rows| -> Run {
+                let case = case.clone();
+                Box::new(move |device| e4m3::check_rows(device, &case, rows))
+            };
+            let runs: Vec<Run> = vec![
+                of_rows(Rows::Contiguous),
+                of_rows(Rows::Odd),
+                Box::new(|device| output::of_one_key(device).map(drop)),
+            ];
+            return Some((runs, Switches::NONE.with(Switch::F32Output, true)));
         }
         SCALE => vec![Box::new(move |device| {
             e4m3::check(device, &case(128, false), true)

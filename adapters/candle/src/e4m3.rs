@@ -48,7 +48,7 @@ impl Attention {
         self
     }
 
-    /// [`forward`](Self::forward) of q, k and v of F8E4M3, multiplied by [`descales`](Self::descales): o is F16, BF16 or, on the CPU, F32.
+    /// [`forward`](Self::forward) of q, k and v of F8E4M3, multiplied by [`descales`](Self::descales): o is F16, BF16 or F32.
     ///
     /// The call is in [FP8](Self::fp8), which may rotate q and k. There are no gradients.
     ///

@@ -169,7 +169,8 @@ impl Attention<'_> {
     /// # Safety
     /// - Every element of the tensors in `args`, by their sizes, and of those that the call borrows, lies in live
     ///   memory of the device, aligned to its type, until the work is done.
-    /// - q, k, v and o hold elements of `dtype`; but q, k and v, or k and v, hold bytes where the options say that they are e4m3.
+    /// - q, k, v and o hold elements of `dtype`; but q, k and v, or k and v, hold bytes where the options say that they are e4m3, and o
+    ///   f32 where they say so.
     /// - Until then nothing else writes the inputs, or touches o or lse. The memory from the first
     ///   to the last element of o, and of lse, holds no element of the others.
     /// - `stream` is null or a live stream of the device's primary context.

@@ -34,8 +34,8 @@ impl<'a> Attention<'a> {
         self.with(|call| call.tensors.descales = Some([q.into(), k.into(), v.into()]))
     }
 
-    /// [`forward`](Self::forward) of inputs that hold e4m3 already, multiplied by [`descales`](Self::descales): o has another type, lse is
-    /// f32. The call is in [FP8](Self::fp8).
+    /// [`forward`](Self::forward) of inputs that hold e4m3 already, multiplied by [`descales`](Self::descales): o has any of the other
+    /// types, on GPUs, too, and lse is f32. The call is in [FP8](Self::fp8).
     ///
     /// Tensor cores cut sums of e4m3 towards zero, and these values keep their mean. So sums have two levels: o of 384 keys is added to
     /// sums in f32, which bounds what it loses by 0.5 %.

@@ -152,6 +152,37 @@ mod tests {
         }
     }
 
+    /// o in f32 comes from the kernels of f16, or where the call rounds its inputs from those of their type.
+    #[test]
+    fn kernels_of_o_in_f32() {
+        let shape = [2, 4, 300, 64];
+        let problem = Problem::new(shape, shape, shape, true, None).expect("valid");
+        let rounded = RawForward::row_major(&problem);
+        let [mut e4m3, mut wide] = [rounded; 2];
+        e4m3.options.e4m3 = Some(RawE4m3::default());
+        wide.options.f32_o = true;
+        let kernel = |attention: Attention, dtype, args: &RawForward| {
+            let plan = attention.plan(Some(&Facts::emulated(Class::Sm90)), dtype, args);
+            plan.map(|plan| plan.kernel)
+                .map_err(|error| error.to_string())
+        };
+        let new = Attention::new;
+        let name = "fp8_two_levels_f16_d64";
+        assert_eq!(kernel(new(), Dtype::F32, &e4m3), Ok(name));
+        assert_eq!(kernel(new().kernel(name), Dtype::F32, &e4m3), Ok(name));
+        let other = new().kernel("fp8_two_levels_bf16_d64");
+        let refused = kernel(other, Dtype::F32, &e4m3).expect_err("of another type");
+        assert!(refused.contains("is for dtype bf16, not f32"), "{refused}");
+        let fp8 = || new().fp8(Fp8::new());
+        assert_eq!(kernel(fp8(), Dtype::Bf16, &wide), Ok("fp8_bf16_d64"));
+        for args in [&rounded, &wide] {
+            let refused = kernel(fp8(), Dtype::F32, args).expect_err("inputs in f32");
+            assert_eq!(refused, Error::NoKernels(Dtype::F32).to_string());
+        }
+        let refused = kernel(new(), Dtype::F16, &wide).expect_err("without fp8");
+        assert_eq!(refused, "o in f32 needs fp8");
+    }
+
     #[test]
     fn fp8_has_no_gradients() {
         let x = Tensor::<f32>::zeros(&Device::cpu(), [1, 2, 3, 8]).expect("memory");

@@ -45,7 +45,8 @@ pub struct RawOptions {
     pub split_keys: u32,
     /// [FP8](crate::Attention::fp8).
     pub fp8: Option<Fp8>,
-    /// Whether o is f32 in a call in [FP8](crate::Attention::fp8) of another type.
+    /// Whether o holds f32 in a call of another type, which must be in [FP8](crate::Attention::fp8): what tensor cores sum is not
+    /// rounded to 16 bits.
     pub f32_o: bool,
     /// Of q, k and v that hold e4m3, what multiplies them. The call then is in [FP8](crate::Attention::fp8), and its type is that of o.
     pub e4m3: Option<RawE4m3>,

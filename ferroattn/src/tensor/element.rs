@@ -5,7 +5,8 @@ use super::sealed::Sealed;
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
-/// A floating-point type of tensors: [`f16`](struct@f16) and [`bf16`] everywhere, [`f32`] on the CPU.
+/// A floating-point type of tensors: [`f16`](struct@f16) and [`bf16`] everywhere, [`f32`] on the CPU, and as the type of o of
+/// [inputs that are e4m3](crate::Attention::forward_e4m3).
 ///
 /// The CPU computes in `f32`, whatever the type. Sealed: kernels exist for these types alone.
 pub trait Element:

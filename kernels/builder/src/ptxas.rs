@@ -90,6 +90,7 @@ pub fn assemble(ptxas: &Path, modules: &[Module]) -> Result<Vec<Usage>, Error> {
     with_options.try_for_each(|module| {
         let is_backward = module.name.starts_with("backward");
         let is_grouped = module.name.starts_with("decode");
+        let is_fp8 = module.name.starts_with("fp8");
         let some = match module.name.split('_').next() {
             Some("latent") => &[Switch::Ranges, Switch::Pages][..],
             Some("fp8") if module.name.contains("optional") => OF_FP8,
@@ -98,6 +99,7 @@ pub fn assemble(ptxas: &Path, modules: &[Module]) -> Result<Vec<Usage>, Error> {
         };
         let has = |switch: &Switch| {
             some.contains(switch)
+                && (is_fp8 || *switch != Switch::F32Output)
                 && (!is_backward || switch.is_of_gradients())
                 && (!is_grouped || switch.is_of_groups())
         };

@@ -87,14 +87,14 @@ fn inputs() -> Result<()> {
             descaled(&v, &of_v)?,
         ];
         let expected = plain.forward(&wide[0], &wide[1], &wide[2])?;
-        for (device, dtypes) in devices_of_e4m3() {
+        for (device, _) in devices_of_e4m3() {
             let [q, k, v] = [&q, &k, &v].map(|t| e4m3(&t.to_device(&device)?));
             let (q, k, v) = (q?, k?, v?);
             let [of_q, of_k, of_v] = [&of_q, &of_k, &of_v].map(|t| t.to_device(&device));
             let attention = Attention::new()
                 .causal(causal)
                 .descales(&of_q?, &of_k?, &of_v?);
-            for &dtype in dtypes {
+            for dtype in [DType::F16, DType::BF16, DType::F32] {
                 let o = attention.forward_e4m3(&q, &k, &v, dtype)?;
                 assert_eq!(o.dtype(), dtype);
                 // The CPU rounds no probabilities.

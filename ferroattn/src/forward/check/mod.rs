@@ -45,7 +45,7 @@
 //! below `2^-10` of the largest by `2^-14` of it. V has lost the mean `a` of its column: that moves o by `3 u sqrt(sum of (p (v - a))^2)`,
 //! where keys with equal weights count as one. Scores are sums in f16, rounded after 32 products, and their exponentials pairs of
 //! f16: `d` is `3 2^-11 |scale| sqrt(sum of S^2)`, and `2^-11` of the score's distance from the maximum, and `2^-9`. The tensor
-//! cores may cut `2^-13` of O for 32 keys. In f32, which the CPU alone has, inputs are all that is rounded: bounds are those of f32.
+//! cores may cut `2^-13` of O for 32 keys. Of inputs in f32, which the CPU alone has, no other number is rounded: bounds are those of f32.
 //!
 //! Where the reference is not finite, the result must not be finite either, and the other way round.
 //! An lse of -inf must be exactly that.
