@@ -48,7 +48,7 @@ enum FerroattnDtype
   FERROATTN_DTYPE_F16 = 1,
   // The upper half of an `F32`.
   FERROATTN_DTYPE_BF16 = 2,
-  // IEEE single precision, on the CPU alone.
+  // IEEE single precision, on the CPU alone, or of o of inputs that are e4m3.
   FERROATTN_DTYPE_F32 = 3,
 };
 #ifndef __cplusplus

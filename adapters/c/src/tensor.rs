@@ -11,7 +11,7 @@ pub enum FerroattnDtype {
     F16 = 1,
     /// The upper half of an `F32`.
     Bf16 = 2,
-    /// IEEE single precision, on the CPU alone.
+    /// IEEE single precision, on the CPU alone, or of o of inputs that are e4m3.
     F32 = 3,
 }
 

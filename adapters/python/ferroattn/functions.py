@@ -95,7 +95,8 @@ def attention(
             read, by decoding kernels. Such calls have no gradient, bias, mask or prefix, and are not batch invariant.
         v_descale: What multiplies v of float8_e4m3fn, likewise.
         page_descales: Whether k_descale and v_descale are `float32[pages, kv_heads]`.
-        dtype: The type of o where q is of float8_e4m3fn, float16 or bfloat16.
+        dtype: The type of o where q is of float8_e4m3fn: float16, bfloat16 or float32, on GPUs, too. With `fp8` o of other
+            inputs is float32 if this says so, and has their type otherwise.
         heads_first: Whether axes are `[batch, heads, seqlen, dim]`.
 
     Returns:
@@ -114,12 +115,15 @@ def attention(
         _fp8.number(fp8), heads_first,
     )  # fmt: skip
     if _is_e4m3(k):
-        if dtype not in (torch.float16, torch.bfloat16):
-            raise TypeError(f"dtype is {dtype}; it must be torch.float16 or torch.bfloat16")
+        if dtype not in operators.DTYPES:
+            raise TypeError(f"dtype is {dtype}; it must be torch.float16, torch.bfloat16 or torch.float32")
         descales = (q_descale, k_descale, v_descale, page_descales)
-        return operators.call_e4m3(q, k, v, *descales, dtype == torch.bfloat16, *options)
+        return operators.call_e4m3(q, k, v, *descales, operators.DTYPES.index(dtype), *options)
     if q_descale is not None or k_descale is not None or v_descale is not None:
         raise TypeError("descales need k and v of float8_e4m3fn")
+    if fp8 and dtype == torch.float32:
+        no_descales = (None, None, None, False)
+        return operators.call_e4m3(q, k, v, *no_descales, operators.DTYPES.index(dtype), *options)
     return operators.call(q, k, v, *options)
 
 
@@ -289,7 +293,8 @@ def flash_attn_func(
         NotImplementedError: There is dropout.
     """
     _no_dropout(dropout_p)
-    if _is_e4m3(k) or q_descale is not None or k_descale is not None or v_descale is not None:
+    has_descales = q_descale is not None or k_descale is not None or v_descale is not None
+    if _is_e4m3(k) or has_descales or (fp8 and dtype == torch.float32):
         result = attention(
             q, k, v, scale=softmax_scale, causal=causal, window=_window(window_size), softcap=softcap,
             alibi_slopes=alibi_slopes, bias=bias, mask=mask, sinks=sinks, batch_invariant=batch_invariant, fp8=fp8,

@@ -25,6 +25,9 @@ forward_e4m3 = torch.ops.ferroattn.forward_e4m3.default
 append = torch.ops.ferroattn.append.default
 csr_pages = torch.ops.ferroattn.csr_pages.default
 
+# Types of o, by the numbers of `forward_e4m3`.
+DTYPES = torch.float16, torch.bfloat16, torch.float32
+
 # Where options are among the arguments of `forward`: tensors first, then numbers.
 _BIAS, _SINKS, _TENSORS = 3, 5, 15
 
@@ -70,10 +73,11 @@ def _(q: Tensor, k: Tensor, v: Tensor, *options: Any) -> tuple[Tensor, Tensor]:
 @torch.library.register_fake("ferroattn::forward_e4m3")
 def _(
     q: Tensor, k: Tensor, v: Tensor, q_descale: Tensor | None, k_descale: Tensor | None, v_descale: Tensor | None,
-    page_descales: bool, bfloat16: bool, *options: Any,
+    page_descales: bool, dtype: int, *options: Any,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    if q.dtype == torch.float8_e4m3fn:
-        q = q.new_empty(q.shape, dtype=torch.bfloat16 if bfloat16 else torch.float16)
+    # k alone is e4m3 in a cache.
+    if (q.dtype == torch.float8_e4m3fn) == (k.dtype == torch.float8_e4m3fn):
+        q = q.new_empty(q.shape, dtype=DTYPES[dtype])
     return _fake_outputs(q, v.shape[-1], options[-1])
 
 

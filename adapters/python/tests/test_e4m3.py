@@ -40,7 +40,7 @@ def _serves(device: str) -> bool:
 
 
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 def test_inputs(device: str, causal: bool, dtype: torch.dtype) -> None:
     q, k, v = (_rounded(2, 150, heads, 64, device=device) for heads in (4, 2, 2))
     q_descale, k_descale, v_descale = (torch.rand(2, 2, device=device) + 0.5 for _ in range(3))
@@ -63,6 +63,26 @@ def test_inputs(device: str, causal: bool, dtype: torch.dtype) -> None:
     assert torch.allclose(lse.double().cpu(), exact_lse, atol=0.01)
     rotated, _ = ferroattn.attention(q, k, v, causal=causal, dtype=dtype, fp8="hadamard", **descales)
     assert _loss(rotated, exact) < 0.1
+
+
+@pytest.mark.parametrize("fp8", [True, "hadamard"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("heads_first", [False, True])
+def test_float32_of_16_bits(device: str, fp8: bool | str, dtype: torch.dtype, heads_first: bool) -> None:
+    if not _serves(device):
+        pytest.skip("no kernel of this device multiplies e4m3")
+    shapes = [(2, heads, 70, 33) if heads_first else (2, 70, heads, 33) for heads in (4, 2, 2)]
+    q, k, v = (torch.randn(*shape, device=device).to(dtype) for shape in shapes)
+    options = {"causal": True, "fp8": fp8, "heads_first": heads_first}
+    o, lse = ferroattn.attention(q, k, v, dtype=torch.float32, **options)
+    narrow, narrow_lse = ferroattn.attention(q, k, v, **options)
+    assert (o.dtype, narrow.dtype) == (torch.float32, dtype)
+    assert o.shape == narrow.shape
+    assert torch.equal(o.to(dtype), narrow)
+    assert torch.equal(lse, narrow_lse)
+    assert (o != narrow.float()).float().mean() > 0.8
+    if not heads_first:
+        assert torch.equal(o, ferroattn.flash_attn_func(q, k, v, causal=True, fp8=fp8, dtype=torch.float32))
 
 
 @pytest.mark.parametrize("rounded", [False, True])
@@ -148,8 +168,12 @@ def test_wrong_arguments(device: str) -> None:
     ones = torch.ones(1, 2, device=device)
     with pytest.raises(TypeError, match="descales need k and v of float8_e4m3fn"):
         ferroattn.attention(q, q, q, k_descale=ones)
-    with pytest.raises(TypeError, match=r"must be torch\.float16 or torch\.bfloat16"):
-        ferroattn.attention(e4m3, e4m3, e4m3, dtype=torch.float32)
+    with pytest.raises(TypeError, match=r"must be torch\.float16, torch\.bfloat16 or torch\.float32"):
+        ferroattn.attention(e4m3, e4m3, e4m3, dtype=torch.float64)
+    with pytest.raises(TypeError, match="v must be of float16"):
+        ferroattn.attention(q, q, e4m3, fp8=True, dtype=torch.float32)
+    with pytest.raises(ValueError, match="fp8 cannot be combined with batch_invariant"):
+        ferroattn.attention(q, q, q, fp8=True, dtype=torch.float32, batch_invariant=True)
     with pytest.raises(ValueError, match="fp8 is 'x'"):
         ferroattn.attention(q, q, q, fp8="x")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="v must be of float8_e4m3fn"):
@@ -174,3 +198,11 @@ def test_compiled(device: str) -> None:
 
     compiled = torch.compile(attend, fullgraph=True)
     assert torch.equal(compiled(q, k, v), attend(q, k, v))
+
+    def in_float32(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        of_e4m3, _ = ferroattn.attention(q, k, v, dtype=torch.float32)
+        rounded, _ = ferroattn.attention(q.half(), k.half(), v.half(), fp8=True, dtype=torch.float32)
+        return of_e4m3 + rounded
+
+    compiled = torch.compile(in_float32, fullgraph=True)
+    assert torch.equal(compiled(q, k, v), in_float32(q, k, v))

@@ -1,4 +1,4 @@
-//! The forward pass on q, k and v of e4m3, or on a cache of it.
+//! The forward pass on q, k and v of e4m3, on a cache of it, or on inputs that are rounded to it, with o in f32.
 
 use super::failure::Failure;
 use super::forward::{Inputs, forward_of};
@@ -12,7 +12,7 @@ use ferroattn::{Dtype, RawE4m3, RawE4m3Cache};
 pub fn signature() -> String {
     format!(
         "forward_e4m3(Tensor q, Tensor k, Tensor v, Tensor? q_descale, Tensor? k_descale, Tensor? v_descale, \
-         bool page_descales, bool bfloat16, {}) -> (Tensor o, Tensor lse)",
+         bool page_descales, int dtype, {}) -> (Tensor o, Tensor lse)",
         Options::signature()
     )
 }
@@ -23,8 +23,15 @@ struct Numbers {
     descales: [Option<Tensor>; 3],
     /// Whether each page has descales of its own.
     of_pages: bool,
-    /// The type of o, if q is e4m3.
+    /// The type of o, but of a cache.
     dtype: Dtype,
+}
+
+/// The type of a number: its place among all.
+fn of_number(number: i64) -> Result<Dtype, Failure> {
+    let place = usize::try_from(number).ok();
+    let dtype = place.and_then(|place| Dtype::ALL.get(place).copied());
+    dtype.ok_or_else(|| Failure::value(format!("dtype is {number}; it must be 0, 1 or 2")))
 }
 
 /// Computes o and lse.
@@ -50,6 +57,12 @@ fn run(inputs: Inputs, numbers: &Numbers, options: &Options) -> Result<[Tensor; 
         return Err(Failure::value("q_descale needs q of float8_e4m3fn"));
     }
     let (dtype, _) = inputs.q.computed("q")?;
+    if !inputs.k.is_e4m3() && numbers.dtype == Dtype::F32 {
+        let raw = inputs.raw(options)?;
+        let mut tensors = options.raw(&raw)?;
+        tensors.f32_o = true;
+        return forward_of(&inputs.q, &raw, options, tensors);
+    }
     let raw = inputs.raw_of(options, dtype, [Type::Number(dtype), Type::E4m3])?;
     let mut tensors = options.raw(&raw)?;
     let of_pages = numbers.of_pages;
@@ -64,10 +77,7 @@ pub fn operator(stack: &mut [StableValue]) -> Result<(), Failure> {
     let numbers = Numbers {
         descales: [(); 3].map(|()| arguments.optional_tensor()),
         of_pages: arguments.bool(),
-        dtype: match arguments.bool() {
-            true => Dtype::Bf16,
-            false => Dtype::F16,
-        },
+        dtype: of_number(arguments.int())?,
     };
     let options = Options::read(&mut arguments, inputs.q.sizes().len())?;
     let outputs = run(inputs, &numbers, &options)?;

@@ -101,7 +101,8 @@ pub fn forward_of(
     } = raw;
     let [batch, heads, seqlen, _] = q.shape;
     let shape = [batch, heads, seqlen, v.shape[3]];
-    let o = options.allocate(shape, dtype, place, of_q)?;
+    let of_o = if tensors.f32_o { Dtype::F32 } else { dtype };
+    let o = options.allocate(shape, of_o, place, of_q)?;
     let lse = form.allocate_rows(shape, place)?;
     let args = RawForward {
         q,
