@@ -217,7 +217,7 @@ fn of_16_bits(device: &Device) -> Outcome {
     PASSED
 }
 
-/// Windows that leave rows without a key, sinks, softcaps, padded entries.
+/// Windows that leave rows without a key, sinks, softcaps, padded entries; heads of one query, which become queries of one head.
 fn of_options(device: &Device) -> Outcome {
     let in_window = in_fp8(Case {
         seqlen_q: 150,
@@ -236,7 +236,18 @@ fn of_options(device: &Device) -> Outcome {
         ..Case::default()
     });
     let (padded, _) = padded();
-    for case in [in_window, padded] {
+    let folded = in_fp8(Case {
+        seqlen_q: 1,
+        seqlen_kv: 300,
+        heads: 6,
+        kv_heads: 2,
+        modifiers: Modifiers {
+            softcap: Some(5.0),
+            ..Modifiers::default()
+        },
+        ..Case::default()
+    });
+    for case in [in_window, padded, folded] {
         rounds_to::<f16>(device, &Of16Bits::<f16>::new(&case))?;
         rounds_to::<bf16>(device, &OfE4m3(e4m3::Call::new(&case)))?;
     }
