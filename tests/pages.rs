@@ -79,22 +79,24 @@ fn sizes(device: &Device) -> Outcome {
     PASSED
 }
 
-/// Many entries, of which the longest has half of all keys: blocks take parts of about one size.
+/// Many entries, of which the longest has half of all keys: blocks take parts of about one size. Tiles of few rows are combined by their
+/// last block, others by a launch.
 fn uneven(device: &Device) -> Outcome {
     for (sinks, window) in [(false, None), (true, None), (true, Some(100))] {
-        uneven_case(sinks, window).check(device)?;
+        uneven_case(6, sinks, window).check(device)?;
     }
+    uneven_case(12, false, None).check(device)?;
     PASSED
 }
 
-/// Forty entries, of which the longest has half of all keys. One has no key, and one no query.
-pub fn uneven_case(sinks: bool, window: Option<usize>) -> Case {
+/// Forty entries of so many heads on two, of which the longest has half of all keys. One has no key, and one no query.
+pub fn uneven_case(heads: usize, sinks: bool, window: Option<usize>) -> Case {
     const PAGES: i32 = 88;
     let keys = (0..40).map(|i| (1400 / (1 + i * 7 % 40)) * i32::from(i != 3));
     let queries = (0..40).map(|i| 2 - i % 3 % 2 - i32::from(i == 7));
     Case {
         batch: 40,
-        heads: 6,
+        heads,
         kv_heads: 2,
         seqlen_q: 2,
         seqlen_kv: 16 * PAGES as usize,

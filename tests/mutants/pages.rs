@@ -54,6 +54,20 @@ pub const MUTANTS: &[Mutant] = &[
         change: zero,
     },
     Mutant {
+        what: "blocks of a tile not counted",
+        kernel: DECODE,
+        pattern: "atom.acq_rel",
+        which: All,
+        change: |line| line.replace(", 1;", ", 0;"),
+    },
+    Mutant {
+        what: "counters of tiles not cleared",
+        kernel: RANGES,
+        pattern: "st.global.b32",
+        which: Last,
+        change: remove,
+    },
+    Mutant {
         what: "units that end with their entry",
         kernel: RANGES,
         pattern: "min.u32",
@@ -159,7 +173,7 @@ fn switches(kernel: &str) -> Switches {
 pub fn runs(kernel: &str) -> Option<(Vec<Run>, Switches)> {
     let runs = match kernel {
         APPEND => crate::append::runs(),
-        DECODE => of_cases([pages::uneven_case(true, None), pages::wild_case(2, 16)]),
+        DECODE => of_cases([pages::uneven_case(6, true, None), pages::wild_case(2, 16)]),
         FORWARD | HOPPER => {
             let dim = if kernel == HOPPER { 128 } else { 64 };
             let [few, many] = [pages::wild_case(2, 16), pages::wild_case(150, 32)];
@@ -178,9 +192,9 @@ pub fn runs(kernel: &str) -> Option<(Vec<Run>, Switches)> {
     Some((runs, switches(kernel)))
 }
 
-/// The runs of kernels around those that decode, by units.
+/// The runs of kernels around those that decode, by units: whose tiles their last block combines, and others.
 pub fn runs_of_units() -> Vec<Run> {
-    of_cases([pages::uneven_case(true, None)])
+    of_cases([6, 12].map(|heads| pages::uneven_case(heads, true, None)))
 }
 
 pub fn of_cases(cases: impl IntoIterator<Item = Case>) -> Vec<Run> {
