@@ -12,6 +12,7 @@
 //! | `ring` | the buffers that tiles pass through |
 //! | `slices` | `P V` under a mask, in loops |
 //! | `store` | three ways to store O |
+//! | `work` | a block's queries, keys and mask |
 //! | `stamps` | what writes a [`timeline`] of Hopper's kernels |
 //!
 //! The launch decides what costs little at run time: stages, swizzles, the mask, how O is stored. So one
@@ -56,6 +57,8 @@ mod stamps;
 mod store;
 #[cfg(target_arch = "nvptx64")]
 mod teams;
+#[cfg(target_arch = "nvptx64")]
+mod work;
 
 #[cfg(feature = "launch")]
 pub use kernel::{Ladder, MAX_STAGES, with_options};

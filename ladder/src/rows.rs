@@ -16,14 +16,13 @@ use crate::params::LadderParams;
 use crate::ring::Ring;
 use crate::slices;
 use crate::store::{Part, store};
-use kernels::attention::SoftmaxScale;
-use kernels::attention::options::mask::{Either, Mask, seen_blocks, whole_blocks};
+use crate::work::Work;
+use kernels::attention::options::mask::Mask;
 use kernels::attention::options::score::{Corner, Scaled};
-use kernels::attention::workload::heads::OneHead;
-use kernels::attention::{Team, Warp, WorkTile};
+use kernels::attention::{SoftmaxScale, Team, Warp};
 use kernels::layout::swizzle::Swizzle;
 use kernels::ptx::{barrier, cp_async, shared, special};
-use kernels::tile::registers;
+use kernels::tile::registers::{again, opaque};
 use kernels::tile::whole::{map_rows, map_shared};
 use kernels::tile::{Accumulate, Copier, Element, SharedTile};
 
@@ -53,53 +52,25 @@ pub unsafe fn rows<
     // SAFETY: the launch has this many threads a block.
     let thread = || unsafe { special::thread(threads) };
     let warp_row = || thread() / 32 * 16 * MT as u32;
-    let place = WorkTile::<OneHead>::of_block::<Scaled>(p, br);
-    let (first, split) = (place.first, place.keys(p));
-    let [q_swizzle, k_swizzle, v_swizzle] = swizzles(options, SharedTile::<DT>::CHUNKS);
-    let (k, v) = (
-        place.kv_rows(&p.k, split.first),
-        place.kv_rows(&p.v, split.first),
-    );
-    let copier =
-        |rows, swizzle| Copier::<DT, _, Swizzle>::arranged(rows, thread(), threads, swizzle);
-
-    let mask = Either::new(p, place.sequence, split);
-    let last = (first + br).min(p.seqlen_q) as i32 - 1;
-    let ends = [first as i32, last].map(|row| mask.keys(row));
-    let trips = seen_blocks(ends, bc).end;
+    let work = Work::of_block(p, br, bc);
+    let blocks = work.blocks;
     // The first block always sets the maxima; later blocks may.
-    let unmasked_trips = whole_blocks(ends, bc).end.min(trips.saturating_sub(1));
+    let whole = work.whole.min(blocks.saturating_sub(1));
 
-    let tile = |base: u32, arrangement| SharedTile::<DT, Swizzle> { base, arrangement };
-    let q_tile = tile(shared::base(), q_swizzle);
+    let [q_swizzle, k_swizzle, v_swizzle] = swizzles(options, SharedTile::<DT>::CHUNKS);
+    let q_tile = tile::<DT>(shared::base(), q_swizzle);
     let ring_base = match QT {
         0 => q_tile.skip(br).base,
         _ => q_tile.base,
     };
     let mut ring = Ring::new(ring_base, bc * k_swizzle.pitch(), options.buffers, u32::MAX);
-    // Loads the next tile of the stream, if there is one. `left` tiles follow it: it is V of block `left / 2` if `left`
-    // is even, else K.
-    let mut left = 2 * trips;
-    let mut load = |ring: &mut Ring| {
-        let to = ring.to_load();
-        if left > 0 {
-            left -= 1;
-            // Opaque: else registers would hold what differs between K and V over the loop.
-            let (rows, swizzle) = match registers::opaque(left) % 2 {
-                1 => (k, k_swizzle),
-                _ => (v, v_swizzle),
-            };
-            let copier = copier(rows, swizzle);
-            let j = left / 2;
-            // SAFETY: the ring says when the buffer is free, and waits for what is loaded. The last
-            // block may end beyond the last key.
-            unsafe { copier.load(tile(to, swizzle), j * bc, bc, split.keys - j * bc) }
-        }
-    };
+    let mut load = loads::<DT>(params, &work, threads, bc);
 
     // SAFETY: every branch depends on the block or the warp alone, and no warp misses a barrier.
     unsafe {
-        copier(place.q_rows(&p.q), q_swizzle).load(q_tile, first, br, p.seqlen_q - first);
+        let (first, rows) = (work.place.first, work.place.q_rows(&p.q));
+        let copier = Copier::arranged(rows, thread(), threads, q_swizzle);
+        copier.load(q_tile, first, br, p.seqlen_q - first);
         cp_async::commit();
         cp_async::wait::<0>();
         barrier::block();
@@ -120,13 +91,12 @@ pub unsafe fn rows<
         barrier::block();
         ring.start(&mut load);
 
-        let mut j = trips;
-        while j > unmasked_trips {
+        let mut j = blocks;
+        while j > whole {
             j -= 1;
+            // The keys of block j that the lane's rows see.
             let visible = || {
-                // Made again: over the loop these would hold registers.
-                let place = WorkTile::<OneHead>::of_block::<Scaled>(p, br);
-                let mask = Either::new(p, place.sequence, place.keys(p));
+                let Work { place, mask, .. } = again(|| Work::of_block(p, br, bc));
                 let row = place.first + warp_row();
                 map_rows(|i| mask.keys_of_block((row + i) as i32, (j * bc) as i32))
             };
@@ -166,5 +136,45 @@ pub unsafe fn rows<
         };
         let totals = warp.softmax.totals();
         store::<E, MT, DT>(params, threads, part, warp.o, totals);
+    }
+}
+
+/// A tile at a shared address.
+#[inline(always)]
+fn tile<const DT: usize>(base: u32, arrangement: Swizzle) -> SharedTile<DT, Swizzle> {
+    SharedTile { base, arrangement }
+}
+
+/// What loads the next tile of the stream, if there is one, to the ring.
+#[inline(always)]
+fn loads<const DT: usize>(
+    params: &LadderParams,
+    work: &Work,
+    threads: u32,
+    bc: u32,
+) -> impl FnMut(&mut Ring) {
+    let (p, split) = (&params.forward, work.split);
+    let [_, k_swizzle, v_swizzle] = swizzles(&params.options, SharedTile::<DT>::CHUNKS);
+    let rows = |tensor| work.place.kv_rows(tensor, split.first);
+    let (k, v) = (rows(&p.k), rows(&p.v));
+    // That many tiles follow: the next one is V of block `left / 2` if `left` is even, else K.
+    let mut left = 2 * work.blocks;
+    move |ring| {
+        let to = ring.to_load();
+        if left > 0 {
+            left -= 1;
+            // Opaque: else registers would hold what differs between K and V over the loop.
+            let (rows, swizzle) = match opaque(left) % 2 {
+                1 => (k, k_swizzle),
+                _ => (v, v_swizzle),
+            };
+            let j = left / 2;
+            // SAFETY: the launch has this many threads a block. The ring says when the buffer is free, and waits for what is
+            // loaded. The last block may end beyond the last key.
+            unsafe {
+                let copier = Copier::arranged(rows, special::thread(threads), threads, swizzle);
+                copier.load(tile::<DT>(to, swizzle), j * bc, bc, split.keys - j * bc)
+            }
+        }
     }
 }

@@ -2,57 +2,19 @@
 
 use super::tiles::Tiles;
 use crate::options::HopperMemory;
-use core::hint::assert_unchecked;
-use kernels::abi::{ForwardParams, MAX_SEQLEN};
+use crate::work::Work;
+use kernels::abi::ForwardParams;
 use kernels::attention::forward::sm90::store::store_rows;
 use kernels::attention::guard::panels::{add_guarded, has_non_finite};
-use kernels::attention::options::mask::{Either, Mask, seen_blocks, whole_blocks};
+use kernels::attention::options::mask::Mask;
 use kernels::attention::options::score::Scaled;
 use kernels::attention::workload::heads::OneHead;
-use kernels::attention::workload::sequence::Split;
 use kernels::attention::{Softmax, SoftmaxScale, WorkTile};
 use kernels::ptx::{barrier, special};
 use kernels::tile::registers::again;
 use kernels::tile::wgmma::{self, Product};
 use kernels::tile::whole::{map_rows, mask, scale_rows, to_operands};
 use kernels::tile::{Accumulator, Element};
-
-/// A block's work: a tile of queries, on a split of the keys.
-pub struct Work {
-    /// The tile.
-    pub place: WorkTile<OneHead>,
-    /// The keys.
-    pub split: Split,
-    /// Which of them a query sees.
-    pub mask: Either,
-    /// Blocks of keys that some row sees.
-    pub blocks: u32,
-    /// Blocks of keys that all rows see whole: the first ones.
-    pub whole: u32,
-}
-
-impl Work {
-    /// This block's, in tiles of `br` queries and blocks of `bc` keys.
-    #[inline(always)]
-    pub fn of_block(p: &ForwardParams, br: u32, bc: u32) -> Self {
-        let place = WorkTile::<OneHead>::of_block::<Scaled>(p, br);
-        let split = place.keys(p);
-        // Else the mask checks the order of its bounds: a panic in the code of both roles would make the assembler ignore
-        // the consumers' registers.
-        // SAFETY: a launch has no longer sequence.
-        unsafe { assert_unchecked(split.keys <= MAX_SEQLEN) }
-        let mask = Either::new(p, place.sequence, split);
-        let last = (place.first + br).min(p.seqlen_q) as i32 - 1;
-        let ends = [place.first as i32, last].map(|row| mask.keys(row));
-        Work {
-            blocks: seen_blocks(ends, bc).end,
-            whole: whole_blocks(ends, bc).end,
-            place,
-            split,
-            mask,
-        }
-    }
-}
 
 /// Computes O and lse of a warpgroup's 64 rows, where `W` warpgroups share a tile. Two that take `TURNS` exponentiate in
 /// turns, so that the softmax of one runs beside the products of the other.

@@ -1,7 +1,7 @@
 //! The stream of tiles of K and V: three ways to fill its stages.
 
-use super::attend::Work;
 use crate::options::HopperMemory;
+use crate::work::Work;
 use kernels::abi::ForwardParams;
 use kernels::attention::workload::heads::Heads;
 use kernels::layout::descriptor::Panels;
