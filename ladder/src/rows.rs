@@ -16,10 +16,11 @@ use crate::params::LadderParams;
 use crate::ring::Ring;
 use crate::slices;
 use crate::store::{Part, store};
-use crate::work::Work;
+use crate::work::{Work, tile_and_keys};
 use kernels::attention::options::mask::Mask;
 use kernels::attention::options::score::{Corner, Scaled};
 use kernels::attention::{SoftmaxScale, Team, Warp};
+use kernels::layout::rows::Strided;
 use kernels::layout::swizzle::Swizzle;
 use kernels::ptx::{barrier, cp_async, shared, special};
 use kernels::tile::registers::{again, opaque};
@@ -46,13 +47,16 @@ pub unsafe fn rows<
     params: &LadderParams,
 ) {
     let (p, options) = (&params.forward, &params.options);
-    let (br, bc) = ((16 * MT * W) as u32, (16 * NT) as u32);
-    let threads = 32 * W as u32;
+    let (br, bc, threads) = ((16 * MT * W) as u32, (16 * NT) as u32, 32 * W as u32);
     // Read again where it is used: over the loop it would hold registers.
     // SAFETY: the launch has this many threads a block.
     let thread = || unsafe { special::thread(threads) };
     let warp_row = || thread() / 32 * 16 * MT as u32;
-    let work = Work::of_block(p, br, bc);
+    // Not `Work::of_block`: what it asserts costs registers here.
+    let (place, split) = tile_and_keys(p, br);
+    // Before the mask: the other order spills more on sm_120.
+    let [k, v] = [&p.k, &p.v].map(|tensor| place.kv_rows(tensor, split.first));
+    let work = Work::new(p, place, split, [br, bc]);
     let blocks = work.blocks;
     // The first block always sets the maxima; later blocks may.
     let whole = work.whole.min(blocks.saturating_sub(1));
@@ -64,7 +68,8 @@ pub unsafe fn rows<
         _ => q_tile.base,
     };
     let mut ring = Ring::new(ring_base, bc * k_swizzle.pitch(), options.buffers, u32::MAX);
-    let mut load = loads::<DT>(params, &work, threads, bc);
+    let kv = [(k, k_swizzle), (v, v_swizzle)];
+    let mut loads = Loads::<DT>::new(kv, [work.split.keys, bc], blocks, threads);
 
     // SAFETY: every branch depends on the block or the warp alone, and no warp misses a barrier.
     unsafe {
@@ -89,21 +94,22 @@ pub unsafe fn rows<
         let mut warp =
             Warp::<MT, DT, DT, QT, Swizzle>::new(warp_q, corner, Scaled(scale), &Team::ALONE);
         barrier::block();
-        ring.start(&mut load);
+        ring.start(|ring| loads.load(ring));
 
         let mut j = blocks;
         while j > whole {
             j -= 1;
             // The keys of block j that the lane's rows see.
             let visible = || {
-                let Work { place, mask, .. } = again(|| Work::of_block(p, br, bc));
+                let (place, split) = again(|| tile_and_keys(p, br));
+                let Work { place, mask, .. } = Work::new(p, place, split, [br, bc]);
                 let row = place.first + warp_row();
                 map_rows(|i| mask.keys_of_block((row + i) as i32, (j * bc) as i32))
             };
-            ring.advance(&mut load);
+            ring.advance(|ring| loads.load(ring));
             let s = warp.scores::<E, S, NT, DT>(tile(ring.to_read(), k_swizzle), j * bc);
             let probabilities = warp.softmax_masked::<E, NT, 1>(s, visible(), &Team::ALONE);
-            ring.advance(&mut load);
+            ring.advance(|ring| loads.load(ring));
             let v_tile = tile(ring.to_read(), v_swizzle);
             slices::accumulate_masked::<E, S, _, _, _, _, _, _, _, _>(
                 &mut warp,
@@ -114,7 +120,7 @@ pub unsafe fn rows<
         }
         while j > 0 {
             j -= 1;
-            ring.advance(&mut load);
+            ring.advance(|ring| loads.load(ring));
             let k_tile = tile(ring.to_read(), k_swizzle);
             let s = warp.scores::<E, S, NT, DT>(k_tile, j * bc);
             let probabilities = if S::HALF {
@@ -123,7 +129,7 @@ pub unsafe fn rows<
             } else {
                 warp.softmax::<E, NT, DT>(s, k_tile, j * bc)
             };
-            ring.advance(&mut load);
+            ring.advance(|ring| loads.load(ring));
             let v_tile = tile(ring.to_read(), v_swizzle);
             half::accumulate::<E, S, _, _, _, _, _, _, _>(&mut warp, probabilities, v_tile);
         }
@@ -145,36 +151,54 @@ fn tile<const DT: usize>(base: u32, arrangement: Swizzle) -> SharedTile<DT, Swiz
     SharedTile { base, arrangement }
 }
 
-/// What loads the next tile of the stream, if there is one, to the ring.
-#[inline(always)]
-fn loads<const DT: usize>(
-    params: &LadderParams,
-    work: &Work,
+/// The loads of a thread: K of the last block of keys, its V, K of the block before, and so on.
+struct Loads<const DT: usize> {
+    k: (Strided, Swizzle),
+    v: (Strided, Swizzle),
+    /// Keys of the split, and of a block.
+    keys: [u32; 2],
     threads: u32,
-    bc: u32,
-) -> impl FnMut(&mut Ring) {
-    let (p, split) = (&params.forward, work.split);
-    let [_, k_swizzle, v_swizzle] = swizzles(&params.options, SharedTile::<DT>::CHUNKS);
-    let rows = |tensor| work.place.kv_rows(tensor, split.first);
-    let (k, v) = (rows(&p.k), rows(&p.v));
-    // That many tiles follow: the next one is V of block `left / 2` if `left` is even, else K.
-    let mut left = 2 * work.blocks;
-    move |ring| {
+    /// Tiles not yet loaded: the next one is K of block `left / 2 - 1` if `left` is even, else V of block `left / 2`.
+    left: u32,
+}
+
+impl<const DT: usize> Loads<DT> {
+    /// All loads of the first `blocks` blocks.
+    #[inline(always)]
+    fn new([k, v]: [(Strided, Swizzle); 2], keys: [u32; 2], blocks: u32, threads: u32) -> Self {
+        Loads {
+            k,
+            v,
+            keys,
+            threads,
+            left: 2 * blocks,
+        }
+    }
+
+    /// Starts to load the next tile, if there is one, to the ring.
+    ///
+    /// # Safety
+    /// All threads of the block, `threads`, make the same call, where the ring asks for a tile.
+    #[inline(always)]
+    unsafe fn load(&mut self, ring: &mut Ring) {
         let to = ring.to_load();
-        if left > 0 {
-            left -= 1;
-            // Opaque: else registers would hold what differs between K and V over the loop.
-            let (rows, swizzle) = match opaque(left) % 2 {
-                1 => (k, k_swizzle),
-                _ => (v, v_swizzle),
-            };
-            let j = left / 2;
-            // SAFETY: the launch has this many threads a block. The ring says when the buffer is free, and waits for what is
-            // loaded. The last block may end beyond the last key.
-            unsafe {
-                let copier = Copier::arranged(rows, special::thread(threads), threads, swizzle);
-                copier.load(tile::<DT>(to, swizzle), j * bc, bc, split.keys - j * bc)
-            }
+        if self.left == 0 {
+            return;
+        }
+        self.left -= 1;
+        // Opaque: else registers would hold what differs between K and V over the loop. By reference: else the compiler
+        // branches where it can select.
+        let &(rows, swizzle) = match opaque(self.left) % 2 {
+            1 => &self.k,
+            _ => &self.v,
+        };
+        let ([keys, bc], j) = (self.keys, self.left / 2);
+        // SAFETY: the caller's promise. The ring says when the buffer is free, and waits for what is loaded. The last block
+        // may end beyond the last key.
+        unsafe {
+            let thread = special::thread(self.threads);
+            let copier = Copier::arranged(rows, thread, self.threads, swizzle);
+            copier.load(tile::<DT>(to, swizzle), j * bc, bc, keys - j * bc)
         }
     }
 }
