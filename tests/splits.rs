@@ -22,6 +22,7 @@ pub fn tests() -> Vec<Test> {
         Test::new("one_key_in_the_last_split", one_key_in_the_last_split),
         Test::new("splits_weigh_by_their_scores", splits_weigh_by_their_scores),
         Test::new("equal_huge_scores", equal_huge_scores),
+        Test::new("rows_of_many_parts", rows_of_many_parts),
     ]
 }
 
@@ -164,6 +165,23 @@ fn equal_huge_scores(device: &Device) -> Outcome {
             for &o in &result.o {
                 assert!((o - mean).abs() <= 2e-3, "{case}: {o}, not {mean}");
             }
+        }
+    }
+    PASSED
+}
+
+/// So many rows of several parts of 128 columns that a warp combines a whole row, up to 512 columns at a time.
+fn rows_of_many_parts(device: &Device) -> Outcome {
+    for (seqlen_q, dim) in [(1100, 400), (600, 1000)] {
+        for splits in [2, 5] {
+            let case = Case {
+                seqlen_q,
+                seqlen_kv: 330,
+                dim,
+                splits,
+                ..Case::default()
+            };
+            case.check(device)?;
         }
     }
     PASSED

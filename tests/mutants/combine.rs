@@ -6,6 +6,7 @@ use super::{
     Which::{All, Nth},
 };
 
+/// Its second part is of rows that take a warp for each 128 columns.
 const COMBINE: &str = "combine_f16";
 
 pub const MUTANTS: &[Mutant] = &[
@@ -13,7 +14,7 @@ pub const MUTANTS: &[Mutant] = &[
         what: "one split's weight dropped",
         kernel: COMBINE,
         pattern: "shfl.sync.idx",
-        which: Nth(1),
+        which: Nth(3),
         change: zero,
     },
     Mutant {
@@ -27,14 +28,14 @@ pub const MUTANTS: &[Mutant] = &[
         what: "the maximum over half of the splits",
         kernel: COMBINE,
         pattern: "shfl.sync.bfly",
-        which: Nth(0),
+        which: Nth(10),
         change: |l| l.replace("0x1f", "0x00"),
     },
     Mutant {
         what: "the sum over a part of the splits",
         kernel: COMBINE,
         pattern: "shfl.sync.bfly",
-        which: Nth(5),
+        which: Nth(15),
         change: |l| l.replace("bfly", "idx"),
     },
 ];

@@ -99,7 +99,7 @@ pub const MUTANTS: &[Mutant] = &[
         what: "all units added up for the first entry's rows",
         kernel: COMBINE,
         pattern: "ld.global.b32",
-        which: Nth(0),
+        which: Nth(2),
         change: zero,
     },
     Mutant {

@@ -166,22 +166,17 @@ impl Schedule {
         let least = SPLIT_STEPS * kernel.keys;
         let divides = problem.batch > 1 && problem.seqlen_kv > least as usize;
         let rows = problem.seqlen_q as u64 * u64::from(self.packed);
-        let last_combines = kernel.may_combine
-            && u32::try_from(rows).is_ok_and(|rows| {
-                let sizes = [rows, problem.dim_v as u32];
-                UnitsRef::last_combines(sizes, kernel.entry.threads / 32)
-            });
-        let tiles = problem.batch * problem.heads / self.packed as usize;
+        let tiles = (problem.batch * problem.heads) as u64 / u64::from(self.packed);
+        let [rows, tiles] = [rows, tiles].map(|count| u32::try_from(count).ok());
+        let sizes = [rows?, problem.dim_v as u32];
+        let last_combines =
+            kernel.may_combine && UnitsRef::last_combines(tiles?, sizes, kernel.entry.threads / 32);
         divides.then_some(Units {
             count: u32::try_from(count).ok()?,
             keys: self.split_keys,
             step: kernel.keys,
             least,
-            counters: if last_combines {
-                u32::try_from(tiles).ok()?
-            } else {
-                0
-            },
+            counters: if last_combines { tiles? } else { 0 },
         })
     }
 

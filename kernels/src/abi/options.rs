@@ -93,12 +93,16 @@ impl UnitsRef {
     /// Columns of o that a warp combines at a time.
     pub const COMBINED: u32 = 128;
 
-    /// Whether the last block of a tile to be done combines the tile's units, in a kernel of so many warps that decodes: tiles of few
-    /// rows take less time than a launch.
+    /// Tiles of a launch whose last blocks combine, at most: about as many as a GPU has multiprocessors. With more of them blocks are short,
+    /// and what each waits for counts.
+    const TILES: u32 = 128;
+
+    /// Whether the last block of a tile to be done combines the tile's units, in a kernel of so many warps that decodes `tiles` tiles: where
+    /// rows are few, that takes less time than a launch.
     #[inline(always)]
-    pub const fn last_combines([rows, dim]: [u32; 2], warps: u32) -> bool {
+    pub const fn last_combines(tiles: u32, [rows, dim]: [u32; 2], warps: u32) -> bool {
         let parts = dim.div_ceil(Self::COMBINED).next_power_of_two() as u64;
-        rows as u64 * parts <= 2 * warps as u64
+        tiles <= Self::TILES && rows as u64 * parts <= 2 * warps as u64
     }
 }
 

@@ -70,8 +70,8 @@ pub(super) fn all() -> impl Iterator<Item = Kernel> {
     use Auxiliary::*;
     let [sm80, sm90a] = [Target::SM80, Target::SM90A];
     let plain = Launch::new(Auxiliary::WARPS, 8, 0);
-    // With 8 blocks on a multiprocessor the partial results that it loads ahead spill.
-    let combine = Launch::new(Auxiliary::WARPS, 7, 0);
+    // With 7 blocks on a multiprocessor the partial results that it loads ahead spill.
+    let combine = Launch::new(Auxiliary::WARPS, 6, 0);
     // A piece of 16 bytes a lane, which warps pack at a time.
     let pack = Launch::new(Auxiliary::WARPS, 8, 16 * 32 * Auxiliary::WARPS);
     // A word a warp.

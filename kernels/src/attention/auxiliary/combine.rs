@@ -20,9 +20,6 @@ use crate::tile::registers::{again, opaque};
 /// Columns that a warp combines at a time: four a lane, in 16 bytes.
 const COLUMNS: u32 = UnitsRef::COMBINED;
 
-/// Splits that a lane loads at the same time.
-const AHEAD: usize = 8;
-
 /// Computes o and lse of the block's rows, with `W` warps a block. Each 128 columns of a row have a warp or, in a smaller grid, each row has
 /// one.
 ///
@@ -51,8 +48,15 @@ pub unsafe fn combine<E: Element, const W: usize>(params: &ForwardParams) {
     if row >= rows {
         return;
     }
+    let row = || place().0;
     // SAFETY: the caller's promise; all branches so far depend on the warp, or reach no shuffle.
-    unsafe { combine_row::<E>(params, params.dim, || place().0, [part, row_warps], lane) }
+    unsafe {
+        if row_warps < parts {
+            combine_row::<E, 4, 2>(params, params.dim, row, 0, lane);
+        } else {
+            combine_row::<E, 1, 8>(params, params.dim, row, part, lane);
+        }
+    }
 }
 
 /// Combines the tile of a block of `W` warps, if the block is the last one of the tile's [units](UnitsRef) to be done, and rows are
@@ -69,7 +73,8 @@ pub unsafe fn combine_tile<E: Element, H: Heads, C: Score, const W: usize>(
 ) {
     let (dim, packed) = (C::value_dim(params), params.heads / params.tile_heads.value);
     let tile_rows = packed * params.seqlen_q;
-    if !UnitsRef::last_combines([tile_rows, dim], W as u32) {
+    let tiles = params.batch_heads / packed;
+    if !UnitsRef::last_combines(tiles, [tile_rows, dim], W as u32) {
         return;
     }
     let tile = work.sequence.batch * params.tile_heads.value + work.heads.first() / packed;
@@ -94,7 +99,7 @@ pub unsafe fn combine_tile<E: Element, H: Heads, C: Score, const W: usize>(
         let mut task = warp;
         while task < tile_rows * parts {
             let row = u64::from(tile) * u64::from(tile_rows) + u64::from(task / parts);
-            combine_row::<E>(params, dim, || row, [task % parts, parts], lane);
+            combine_row::<E, 1, 8>(params, dim, || row, task % parts, lane);
             task += W as u32;
         }
     }
@@ -117,16 +122,17 @@ unsafe fn load_offsets(units: UnitsRef, batch: u32) -> [u32; 2] {
     [0, 4].map(|behind| unsafe { global::load_u32(address + behind) })
 }
 
-/// Combines a row of `dim` columns: part `part` of them, and each `step`th behind it.
+/// Combines the columns of a row of `dim` that begin at part `part`: `P` parts of it, or all, `P` at a time, where they are more than one.
+/// `AHEAD` splits are loaded at the same time.
 ///
 /// # Safety
 /// The conditions of [`combine`], in all lanes of a warp; no other warp has these parts of the row.
 #[inline(always)]
-unsafe fn combine_row<E: Element>(
+unsafe fn combine_row<E: Element, const P: usize, const AHEAD: usize>(
     params: &ForwardParams,
     dim: u32,
     row: impl Fn() -> u64,
-    [part, step]: [u32; 2],
+    part: u32,
     lane: u32,
 ) {
     let packed = || params.heads / params.tile_heads.value;
@@ -134,7 +140,7 @@ unsafe fn combine_row<E: Element>(
     let mut column = part * COLUMNS + 4 * lane;
     // On their way while the weights are found.
     // SAFETY: the caller's promise: partial results are there.
-    let (mut first, max) = unsafe { (partials.load(0, column), partials.max(lane)) };
+    let (mut first, max) = unsafe { (partials.load::<P, AHEAD>(0, column), partials.max(lane)) };
     loop {
         // SAFETY: as above.
         let (o, total) = unsafe { partials.add_up(first, column, max, lane) };
@@ -145,27 +151,30 @@ unsafe fn combine_row<E: Element>(
         let (sequence, query, head) = Sequence::of_partial_row(params, row, packed());
         let offset = sequence.offset(&params.o)
             + i64::from(head) * params.o.head_stride
-            + i64::from(query) * params.o.row_stride
-            + i64::from(column);
-        let address = element::at(params.o.address, offset);
-        let [a, b, c, d] = o.map(|o| o * factor);
-        let pairs = [E::pack(a, b), E::pack(c, d)];
-        // SAFETY: only this lane stores these elements; one lane of the row's first warp stores the lse.
-        unsafe {
-            if column < dim {
-                if params.o_aligned != 0 {
-                    global::store_u32x2(address, pairs);
-                } else {
-                    global::store_elements(address, pairs, 4);
+            + i64::from(query) * params.o.row_stride;
+        for p in 0..P {
+            let column = column + COLUMNS * p as u32;
+            let address = element::at(params.o.address, offset + i64::from(column));
+            let [a, b, c, d] = o[p].map(|o| o * factor);
+            let pairs = [E::pack(a, b), E::pack(c, d)];
+            // SAFETY: only this lane stores these elements.
+            unsafe {
+                if column < dim {
+                    if params.o_aligned != 0 {
+                        global::store_u32x2(address, pairs);
+                    } else {
+                        global::store_elements(address, pairs, 4);
+                    }
                 }
             }
-            if column == 0 {
-                let row = sequence.row_index(params, head, query);
-                global::store_f32(params.lse + 4 * row, lse);
-            }
         }
-        column += step * COLUMNS;
-        if column - 4 * lane >= dim {
+        if column == 0 {
+            let row = sequence.row_index(params, head, query);
+            // SAFETY: one lane of the row's first warp stores the lse.
+            unsafe { global::store_f32(params.lse + 4 * row, lse) }
+        }
+        column += COLUMNS * P as u32;
+        if P == 1 || column - 4 * lane >= dim {
             break;
         }
         // SAFETY: as above.
@@ -224,16 +233,24 @@ impl Partials {
         Total { max, sum }
     }
 
-    /// Four columns of O, of splits from `first` on; zeros behind the last split and column.
+    /// Four columns of each of `P` parts of O, of splits from `first` on; zeros behind the last split and column.
     #[inline(always)]
-    unsafe fn load(&self, first: u32, column: u32) -> [[f32; 4]; AHEAD] {
-        let mut parts = [[0.0; 4]; AHEAD];
+    unsafe fn load<const P: usize, const AHEAD: usize>(
+        &self,
+        first: u32,
+        column: u32,
+    ) -> [[[f32; 4]; P]; AHEAD] {
+        let mut parts = [[[0.0; 4]; P]; AHEAD];
         let split_bytes = 4 * self.step * u64::from(self.dim);
         let mut address = self.o + u64::from(first) * split_bytes + 4 * u64::from(column);
         for ahead in 0..AHEAD {
-            if first + (ahead as u32) < self.splits && column < self.dim {
-                // SAFETY: the caller's promise: the split and the lane's columns exist.
-                parts[ahead] = unsafe { global::load_f32x4(address) };
+            for p in 0..P {
+                let skipped = COLUMNS * p as u32;
+                if first + (ahead as u32) < self.splits && column + skipped < self.dim {
+                    // SAFETY: the caller's promise: the split and the lane's columns exist.
+                    parts[ahead][p] =
+                        unsafe { global::load_f32x4(address + 4 * u64::from(skipped)) };
+                }
             }
             address += split_bytes;
         }
@@ -255,18 +272,18 @@ impl Partials {
         unsafe { shuffle::reduce::<32>(max, f32::max) }
     }
 
-    /// The weighted sums of four columns of O, relative to `max`, and of l. Of the columns the first splits are `parts`.
+    /// The weighted sums of columns of O, relative to `max`, and of l. Of the columns the first splits are `parts`.
     #[inline(always)]
-    unsafe fn add_up(
+    unsafe fn add_up<const P: usize, const AHEAD: usize>(
         &self,
-        mut parts: [[f32; 4]; AHEAD],
+        mut parts: [[[f32; 4]; P]; AHEAD],
         column: u32,
         max: f32,
         lane: u32,
-    ) -> ([f32; 4], Total) {
+    ) -> ([[f32; 4]; P], Total) {
         // A row that saw no key must not subtract -inf from -inf, here or in the online softmax.
         let reference = if max == f32::NEG_INFINITY { 0.0 } else { max };
-        let (mut o, mut sum) = ([0.0; 4], 0.0);
+        let (mut o, mut sum) = ([[0.0; 4]; P], 0.0);
         let mut first = 0;
         while first < self.splits {
             let mut weight = 0.0;
@@ -282,8 +299,10 @@ impl Partials {
                 for ahead in 0..AHEAD {
                     // SAFETY: the caller's promise. Splits past the last weigh 0.
                     let weight = unsafe { shuffle::of_lane(weight, i + ahead as u32) };
-                    for c in 0..4 {
-                        o[c] = math::fma(weight, parts[ahead][c], o[c]);
+                    for p in 0..P {
+                        for c in 0..4 {
+                            o[p][c] = math::fma(weight, parts[ahead][p][c], o[p][c]);
+                        }
                     }
                 }
                 i += AHEAD as u32;
