@@ -402,6 +402,7 @@ const SOUND: &[(&str, &[&str])] = &[
             "Rounded::of_e4m3",
             "Rounded::problem",
             "forward::check::Expected::of_rounded",
+            "forward::check::Expected::of_rounded_in_f32",
         ],
     ),
     ("any class is legal", &["Facts::emulated"]),

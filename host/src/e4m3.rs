@@ -2,7 +2,7 @@
 
 use crate::args::Args;
 use ferroattn::check::{Expected, Forward, Report};
-use ferroattn::{Attention, Device, Element, F8E4M3, Problem, Result, Rounded, Tensor};
+use ferroattn::{Attention, Device, Dtype, Element, F8E4M3, Problem, Result, Rounded, Tensor};
 use ndarray::{Array2, Array4};
 
 /// q, k and v on the device.
@@ -48,23 +48,29 @@ impl E4m3 {
         let [q, k, v] = &self.qkv;
         call.forward_e4m3_into(q, k, v, o, lse)
     }
-}
 
-/// Compares some rows of o and lse with the reference; q, k and v of `forward` are not rounded yet.
-pub fn check<T: Element>(args: &Args, forward: &Forward<T>, rows: &[usize]) -> Report {
-    let p = forward.problem;
-    let [q, k, v] = [
-        (forward.q, p.q_shape()),
-        (forward.k, p.k_shape()),
-        (forward.v, p.v_shape()),
-    ]
-    .map(|(numbers, shape)| Array4::from_shape_vec(shape, rounded(numbers)).expect("its shape"));
-    let scales = args.modifiers.fp8_scales.unwrap_or([1.0; 3]);
-    let descales = scales.map(|scale| Array2::from_elem([p.batch, p.kv_heads], scale));
-    let descales = descales.each_ref().map(|descales| descales.view());
-    let fp8 = args.rounding().unwrap_or_default();
-    let rounded = Rounded::of_e4m3(fp8, p, [q.view(), k.view(), v.view()], descales);
-    Expected::of_rounded::<T>(p, forward.options, &rounded, rows).compare(forward)
+    /// Compares some rows of o and lse with the reference; q, k and v of `forward` are not rounded yet.
+    pub fn check<T: Element>(&self, args: &Args, forward: &Forward<T>, rows: &[usize]) -> Report {
+        let p = forward.problem;
+        let [q, k, v] = [
+            (forward.q, p.q_shape()),
+            (forward.k, p.k_shape()),
+            (forward.v, p.v_shape()),
+        ]
+        .map(|(numbers, shape)| {
+            Array4::from_shape_vec(shape, rounded(numbers)).expect("its shape")
+        });
+        let scales = args.modifiers.fp8_scales.unwrap_or([1.0; 3]);
+        let descales = scales.map(|scale| Array2::from_elem([p.batch, p.kv_heads], scale));
+        let descales = descales.each_ref().map(|descales| descales.view());
+        let fp8 = args.rounding().unwrap_or_default();
+        let rounded = Rounded::of_e4m3(fp8, p, [q.view(), k.view(), v.view()], descales);
+        let expected = match self.qkv[0].device().is_cpu() && T::DTYPE == Dtype::F32 {
+            true => Expected::of_rounded_in_f32,
+            false => Expected::of_rounded::<T>,
+        };
+        expected(p, forward.options, &rounded, rows).compare(forward)
+    }
 }
 
 /// Numbers of e4m3.

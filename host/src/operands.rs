@@ -2,7 +2,7 @@
 
 use crate::args::Args;
 use crate::cache::Cache;
-use crate::e4m3::{self, E4m3};
+use crate::e4m3::E4m3;
 use ferroattn::check::{self, Forward, Report};
 use ferroattn::{Attention, Device, Element, Problem, Result, Tensor};
 
@@ -48,7 +48,7 @@ impl<T: Element> Operands<T> {
     pub fn check(&self, args: &Args, forward: &Forward<T>, rows: &[usize]) -> Report {
         match self {
             Operands::Alike { .. } => check::check(forward, rows),
-            Operands::E4m3(_) => e4m3::check(args, forward, rows),
+            Operands::E4m3(e4m3) => e4m3.check(args, forward, rows),
         }
     }
 }

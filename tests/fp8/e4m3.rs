@@ -128,7 +128,11 @@ impl Call {
         let rounded = Rounded::of_e4m3(fp8, &problem, views, descales);
         let call = on_host.of(self.plain()).fp8(fp8);
         let options = call.host_options(&problem)?;
-        let expected = Expected::of_rounded::<T>(&problem, options, &rounded, &all_rows(&problem));
+        let expected = match device.is_cpu() && T::DTYPE == Dtype::F32 {
+            true => Expected::of_rounded_in_f32,
+            false => Expected::of_rounded::<T>,
+        };
+        let expected = expected(&problem, options, &rounded, &all_rows(&problem));
         let report = expected.compare(&Forward {
             problem: &problem,
             options,

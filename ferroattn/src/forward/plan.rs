@@ -14,7 +14,7 @@ use crate::tensor::RawTensor;
 use crate::tensor_map::{has_map, tensor_map};
 use bytemuck::NoUninit;
 use kernels::abi::{
-    Divisor, E4m3Params, ForwardParams, MAX_SEQLEN, Order, PagesRef, Sm90Params, Switch,
+    Divisor, E4m3Params, ForwardParams, MAX_SEQLEN, Order, PagesRef, Sm90Params, Switch, UnitsRef,
 };
 use kernels::catalog::{self, Auxiliary, Family};
 use std::mem::offset_of;
@@ -374,7 +374,7 @@ impl Draft {
             ..self.params
         };
         let rows = u128::from(params.batch_heads) * u128::from(params.seqlen_q);
-        let parts = rows * u128::from(params.dim.div_ceil(128).next_power_of_two());
+        let parts = rows * u128::from(UnitsRef::parts(params.dim));
         let warps = if parts > MANY_PARTS { rows } else { parts };
         let blocks = warps.div_ceil(u128::from(Auxiliary::WARPS));
         let steps = &mut self.steps;

@@ -165,19 +165,24 @@ impl Schedule {
         let count = problem.batch as u64 + u64::from(most.div_ceil(self.split_keys));
         let least = SPLIT_STEPS * kernel.keys;
         let divides = problem.batch > 1 && problem.seqlen_kv > least as usize;
-        let rows = problem.seqlen_q as u64 * u64::from(self.packed);
-        let tiles = (problem.batch * problem.heads) as u64 / u64::from(self.packed);
-        let [rows, tiles] = [rows, tiles].map(|count| u32::try_from(count).ok());
-        let sizes = [rows?, problem.dim_v as u32];
-        let last_combines =
-            kernel.may_combine && UnitsRef::last_combines(tiles?, sizes, kernel.entry.threads / 32);
         divides.then_some(Units {
             count: u32::try_from(count).ok()?,
             keys: self.split_keys,
             step: kernel.keys,
             least,
-            counters: if last_combines { tiles? } else { 0 },
+            counters: self.counters(kernel, problem).unwrap_or(0),
         })
+    }
+
+    /// Counters of the tiles, if the last block of each combines its units.
+    fn counters(&self, kernel: &MainKernel, problem: &Problem) -> Option<u32> {
+        let rows = u32::try_from(problem.seqlen_q)
+            .ok()?
+            .checked_mul(self.packed)?;
+        let tiles = problem.batch as u64 * problem.heads as u64 / u64::from(self.packed);
+        let (tiles, sizes) = (u32::try_from(tiles).ok()?, [rows, problem.dim_v as u32]);
+        let combines = UnitsRef::last_combines(tiles, sizes, kernel.entry.threads / 32);
+        (kernel.may_combine && combines).then_some(tiles)
     }
 
     /// The schedule by units in place of splits.

@@ -97,12 +97,17 @@ impl UnitsRef {
     /// and what each waits for counts.
     const TILES: u32 = 128;
 
+    /// Parts of a row of o of `dim` columns, each with as many as a warp combines at a time: a power of two.
+    #[inline(always)]
+    pub const fn parts(dim: u32) -> u32 {
+        dim.div_ceil(Self::COMBINED).next_power_of_two()
+    }
+
     /// Whether the last block of a tile to be done combines the tile's units, in a kernel of so many warps that decodes `tiles` tiles: where
     /// rows are few, that takes less time than a launch.
     #[inline(always)]
     pub const fn last_combines(tiles: u32, [rows, dim]: [u32; 2], warps: u32) -> bool {
-        let parts = dim.div_ceil(Self::COMBINED).next_power_of_two() as u64;
-        tiles <= Self::TILES && rows as u64 * parts <= 2 * warps as u64
+        tiles <= Self::TILES && rows as u64 * Self::parts(dim) as u64 <= 2 * warps as u64
     }
 }
 

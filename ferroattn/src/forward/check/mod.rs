@@ -168,8 +168,8 @@ impl Expected {
             inputs.map(|(tensor, shape)| ArrayView4::from_shape(shape, tensor).expect("its shape"));
         let rounded = Rounded::of_call(fp8, p, &forward.options, [q, k, v]);
         match T::DTYPE {
-            // The CPU's alone, which rounds nothing else.
-            Dtype::F32 => Self::find_rounded(p, forward.options, &rounded, rows, of_row),
+            // The CPU's alone.
+            Dtype::F32 => Self::of_rounded_in_f32(p, forward.options, &rounded, rows),
             Dtype::F16 | Dtype::Bf16 => Self::of_rounded::<T>(p, forward.options, &rounded, rows),
         }
     }
@@ -191,6 +191,19 @@ impl Expected {
             rows,
             |forward, reference, row| of_fp8_row::<T>(forward, reference, rounded, row),
         )
+    }
+
+    /// [`of_rounded`](Self::of_rounded) with o in f32, of a pass that rounds nothing else: the CPU's.
+    ///
+    /// # Panics
+    /// The conditions of [`of_rounded`](Self::of_rounded).
+    pub fn of_rounded_in_f32(
+        problem: &Problem,
+        options: HostOptions,
+        rounded: &Rounded,
+        rows: &[usize],
+    ) -> Self {
+        Self::find_rounded(problem, options, rounded, rows, of_row)
     }
 
     /// The rows of a pass on rounded inputs.

@@ -11,6 +11,7 @@ use crate::abi::{ForwardParams, UnitsRef};
 use crate::attention::options::score::Score;
 use crate::attention::workload::heads::Heads;
 use crate::attention::workload::sequence::Sequence;
+use crate::attention::workload::tile::has_units;
 use crate::attention::{Total, WorkTile};
 use crate::layout::element;
 use crate::ptx::{barrier, global, math, shared, shuffle, special};
@@ -32,7 +33,7 @@ pub unsafe fn combine<E: Element, const W: usize>(params: &ForwardParams) {
     let thread = unsafe { special::thread(32 * W as u32) };
     let lane = thread % 32;
     let rows = Sequence::partial_rows(params);
-    let parts = row_parts(params.dim);
+    let parts = UnitsRef::parts(params.dim);
     let warps = |blocks: u32| u64::from(blocks) * W as u64;
     // To find a row's weights takes as long as a part of its columns.
     let row_warps = match warps(special::blocks()) < rows * u64::from(parts) {
@@ -59,24 +60,24 @@ pub unsafe fn combine<E: Element, const W: usize>(params: &ForwardParams) {
     }
 }
 
-/// Combines the tile of a block of `W` warps, if the block is the last one of the tile's [units](UnitsRef) to be done, and rows are
+/// Combines the tile of `br` rows of a block of `W` warps, if the block is the last one of the tile's [units](UnitsRef) to be done, and rows are
 /// [few](UnitsRef::last_combines): a launch of its own takes longer. The launch that divides the keys clears the counters.
 ///
 /// # Safety
-/// All threads of the block make the same call, after it wrote its partial results; `shared` is the address of a word that
-/// nobody uses.
+/// All threads of the block make the same call, after it wrote its partial results, and read its shared memory.
 #[inline(always)]
 pub unsafe fn combine_tile<E: Element, H: Heads, C: Score, const W: usize>(
     params: &ForwardParams,
-    work: &WorkTile<H>,
-    shared: u32,
+    br: u32,
 ) {
     let (dim, packed) = (C::value_dim(params), params.heads / params.tile_heads.value);
     let tile_rows = packed * params.seqlen_q;
     let tiles = params.batch_heads / packed;
-    if !UnitsRef::last_combines(tiles, [tile_rows, dim], W as u32) {
+    if !has_units::<C>(params) || !UnitsRef::last_combines(tiles, [tile_rows, dim], W as u32) {
         return;
     }
+    // Not held over the block's loop.
+    let work = again(|| WorkTile::<H>::of_unit::<C>(params, br));
     let tile = work.sequence.batch * params.tile_heads.value + work.heads.first() / packed;
     let entries = params.batch_heads / params.heads;
     // SAFETY: the launch has this many threads a block.
@@ -87,15 +88,18 @@ pub unsafe fn combine_tile<E: Element, H: Heads, C: Score, const W: usize>(
         barrier::block();
         if thread == 0 {
             let counters = params.options.units.offsets + 4 * u64::from(entries + 1);
-            shared::store_u32(shared, global::count_up(counters + 4 * u64::from(tile)));
+            shared::store_u32(
+                shared::base(),
+                global::count_up(counters + 4 * u64::from(tile)),
+            );
         }
         barrier::block();
-        let done = shared::load_u32(shared) + 1;
+        let done = shared::load_u32(shared::base()) + 1;
         let [first, end] = load_offsets(params.options.units, work.sequence.batch);
         if done < end - first {
             return;
         }
-        let parts = row_parts(dim);
+        let parts = UnitsRef::parts(dim);
         let mut task = warp;
         while task < tile_rows * parts {
             let row = u64::from(tile) * u64::from(tile_rows) + u64::from(task / parts);
@@ -103,12 +107,6 @@ pub unsafe fn combine_tile<E: Element, H: Heads, C: Score, const W: usize>(
             task += W as u32;
         }
     }
-}
-
-/// Parts of a row of o, each with a warp's columns: a power of two.
-#[inline(always)]
-const fn row_parts(dim: u32) -> u32 {
-    dim.div_ceil(UnitsRef::COMBINED).next_power_of_two()
 }
 
 /// The first unit of a batch entry, and the one behind its last.

@@ -20,10 +20,8 @@ use crate::attention::workload::descales::Descales;
 use crate::attention::workload::heads::Heads;
 use crate::attention::workload::key_rows::KeyRows;
 use crate::attention::workload::sequence::Split;
-use crate::attention::workload::tile::has_units;
 use crate::attention::{Team, WorkTile};
 use crate::ptx::{shared, special};
-use crate::tile::registers::again;
 use crate::tile::whole::{map_rows, scale_rows};
 use crate::tile::{Accumulator, Copier, CpAsync, E4m3, Element, Numbers, Pipeline, SharedTile};
 
@@ -208,10 +206,6 @@ unsafe fn decode_numbers<
             scale_rows(&mut warp.o[0], [descales.of_head(); 2]);
         }
         warp.store::<B, H, 1>(params, threads, team);
-        if has_units::<C>(params) {
-            // Not held over the loop.
-            let work = again(|| WorkTile::<H>::of_unit::<C>(params, br));
-            combine_tile::<B::Element, H, C, W>(params, &work, shared::base());
-        }
+        combine_tile::<B::Element, H, C, W>(params, br);
     }
 }

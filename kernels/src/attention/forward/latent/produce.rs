@@ -1,14 +1,14 @@
 //! The producer: a warp loads the keys. All lanes walk, and one starts the copies.
 
 use super::part::{PAIR, Part};
-use super::query::LOADS;
+use super::query::await_loads;
 use crate::abi::{ForwardParams, Sm90Params};
 use crate::attention::options::mask::Mask;
 use crate::attention::options::score::Score;
 use crate::attention::workload::heads::Heads;
 use crate::attention::workload::key_rows::KeyRows;
 use crate::layout::latent::LatentMemory;
-use crate::ptx::{barrier, mbarrier, shuffle, special, tensor};
+use crate::ptx::{mbarrier, shuffle, special, tensor};
 use crate::tile::Ring;
 use crate::tile::registers::opaque;
 use core::mem::offset_of;
@@ -34,7 +34,7 @@ pub unsafe fn produce<M: Mask, H: Heads, C: Score, const S: u32>(
     let [pairs, _] = unsafe { part.pairs() };
     let first_key = part.split.first + PAIR * pairs.start;
     // SAFETY: all consumers arrive.
-    unsafe { barrier::some(LOADS.0, LOADS.1) }
+    unsafe { await_loads() }
     let mut block = Ring::<S>(0);
     while block.0 < 2 * (pairs.end - pairs.start) {
         let full = memory.full(block.stage());

@@ -18,11 +18,11 @@ const ROWS: usize = (LatentMemory::ROWS * LANES / 256) as usize;
 /// Chunks of a thread in a row.
 const CHUNKS: usize = (LatentMemory::DIM / element::CHUNK / LANES) as usize;
 
-/// The barrier of all consumers and the producer: loads of Q are under way. Behind the loads of all stages they would come last.
-pub const LOADS: (u32, u32) = (12, 288);
+/// The barrier at which consumers say that their loads of Q are under way, and its threads: theirs, and a warp that produces.
+const LOADS: (u32, u32) = (12, 256 + 32);
 
-/// Copies the thread's share of Q, negated if the scale is. Rows that do not exist become zeros. Once its loads are under way, the thread
-/// arrives at the barrier of [`LOADS`].
+/// Copies the thread's share of Q, negated if the scale is. Rows that do not exist become zeros. Its loads go ahead of those
+/// that [wait for them](await_loads).
 ///
 /// # Safety
 /// The threads `0..256` of the block make the same call; q is readable. Products may read Q after a barrier of these threads.
@@ -59,6 +59,16 @@ pub unsafe fn copy_q<M: Mask, H: Heads>(
         }
     }
     bulk::fence();
+}
+
+/// Waits until loads of Q are under way: behind the loads of all stages they would come last.
+///
+/// # Safety
+/// All lanes of the producer's warp make the call, once; all consumers [copy Q](copy_q).
+#[inline(always)]
+pub unsafe fn await_loads() {
+    // SAFETY: the caller's promise.
+    unsafe { barrier::some(LOADS.0, LOADS.1) }
 }
 
 /// The last slices of the 16 rows of Q of a warp, as operands.

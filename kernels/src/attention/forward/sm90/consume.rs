@@ -5,7 +5,7 @@ use super::ROWS;
 use super::consumer::Consumer;
 use super::job::{Job, Part};
 use super::kernel::{Kernel, Keys};
-use super::step::{Edge, First, Resumed, Rows, Whole};
+use super::step::{First, Rows};
 use super::store::store_tile;
 use super::tile::Tile;
 use crate::abi::{Event, Sm90Params};
@@ -97,28 +97,10 @@ pub unsafe fn consume<K: Kernel, const OT: usize, const NT: usize, const NQ: u32
             take_sinks::<_, K::Score, 1>(&mut rows.softmax, params, &part.work, split, row, true);
             if walk.sees(j) {
                 consumer.prepare_q(params, &part, scale.negative);
-                let mut runs = tile.runs(&part, walk.own_start(), j);
+                let runs = tile.runs(&part, walk.own_start(), j);
                 j -= 1;
                 rows.step::<First, _, _>(&mut consumer, &tile, j, || release_last(q));
-                loop {
-                    while j > runs.edge() {
-                        j -= 1;
-                        if tile.is_hidden(j) {
-                            rows.pass(&mut consumer);
-                        } else if rows.has_product::<K>() {
-                            rows.step::<Edge, _, _>(&mut consumer, &tile, j, || ());
-                        } else {
-                            rows.step::<Resumed, _, _>(&mut consumer, &tile, j, || ());
-                        }
-                    }
-                    while j > runs.whole() {
-                        j -= 1;
-                        rows.step::<Whole, _, _>(&mut consumer, &tile, j, || ());
-                    }
-                    if !runs.has_other_edge(j) {
-                        break;
-                    }
-                }
+                j = rows.walk(&mut consumer, &tile, runs, j);
                 job = release_q();
                 rows.finish(&mut consumer);
             } else {

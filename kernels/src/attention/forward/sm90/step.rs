@@ -1,11 +1,12 @@
 //! A step of Algorithm 1: a warpgroup's rows and one block of keys.
 
 use super::consumer::Consumer;
-use super::kernel::{Kernel, may_have_gaps};
+use super::kernel::{Kernel, Keys, may_have_gaps};
 use super::maxima::{Exact, Lazy, Maxima};
 use super::tile::Tile;
 use crate::abi::Event;
 use crate::attention::options::mask::Mask;
+use crate::attention::workload::walk::Runs;
 use crate::attention::{Softmax, SoftmaxScale};
 use crate::ptx::barrier;
 use crate::tile::registers::opaque;
@@ -95,6 +96,42 @@ where
             p: [Operand::ZERO; NT],
             leave_out: false,
             has_product: false,
+        }
+    }
+
+    /// Lines 8 to 10 for the blocks of all runs, from the one before `j` down. Gives the first of them.
+    ///
+    /// # Safety
+    /// The conditions of [`Consumer::pass`].
+    #[inline(always)]
+    pub unsafe fn walk<K: Kernel, const S: u32>(
+        &mut self,
+        consumer: &mut Consumer<K, OT, NT, S>,
+        tile: &Tile<K>,
+        mut runs: Runs<Keys<K>>,
+        mut j: u32,
+    ) -> u32 {
+        // SAFETY: the caller's promise.
+        unsafe {
+            loop {
+                while j > runs.edge() {
+                    j -= 1;
+                    if tile.is_hidden(j) {
+                        self.pass(consumer);
+                    } else if self.has_product::<K>() {
+                        self.step::<Edge, _, _>(consumer, tile, j, || ());
+                    } else {
+                        self.step::<Resumed, _, _>(consumer, tile, j, || ());
+                    }
+                }
+                while j > runs.whole() {
+                    j -= 1;
+                    self.step::<Whole, _, _>(consumer, tile, j, || ());
+                }
+                if !runs.has_other_edge(j) {
+                    return j;
+                }
+            }
         }
     }
 
