@@ -407,10 +407,15 @@ fn divide(
     facts: &Facts,
     division: Division,
 ) -> Result<(MainKernel, Schedule, Tables)> {
-    if args.options.has_packed_queries() {
-        let entries = args.options.key_entries();
-        expect_at_most("the number of packed sequences", entries, MAX_SEQLEN - 2)?;
-        let schedule = Schedule::new(&kernel, divided, facts, division, entries + 2)?;
+    let is_packed = args.options.has_packed_queries();
+    let entries = args.options.key_entries();
+    expect_at_most("the number of packed sequences", entries, MAX_SEQLEN - 2)?;
+    let parts = if is_packed { entries + 2 } else { 1 };
+    let schedule = Schedule::new(&kernel, divided, facts, division, parts)?;
+    let call = (divided, args);
+    let shared = shared(&kernel, &schedule, call, facts, division, parts)?;
+    let (kernel, mut schedule) = shared.unwrap_or((kernel, schedule));
+    if is_packed {
         let rows = problem.seqlen_q.saturating_mul(schedule.packed as usize);
         expect_at_most("the number of rows of packed queries", rows, MAX_SEQLEN)?;
         let tiles = QueryTiles {
@@ -424,9 +429,6 @@ fn divide(
         };
         return Ok((kernel, schedule, tables));
     }
-    let schedule = Schedule::new(&kernel, divided, facts, division, 1)?;
-    let shared = shared(&kernel, &schedule, (divided, args), facts, division)?;
-    let (kernel, mut schedule) = shared.unwrap_or((kernel, schedule));
     let has_lengths = matches!(args.options.sequences, Some(Sequences::Padded { .. }));
     let may_divide =
         kernel.takes_units && has_lengths && division == Division::Best && facts.has_pools;

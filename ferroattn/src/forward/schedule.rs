@@ -55,11 +55,25 @@ pub fn request(dtype: Dtype, problem: &Problem, options: &RawOptions, facts: &Fa
         fp8: options.fp8.is_some().then_some(levels),
         e4m3_cache: options.e4m3_cache.is_some(),
         invariant: options.batch_invariant,
-        // Of packed queries as many as a sequence has on average.
-        seqlen_q: problem.seqlen_q.div_ceil(options.key_entries().max(1)) as u32,
+        seqlen_q: mean_queries(problem, options) as u32,
+        longest_q: longest_queries(problem, options) as u32,
         group: u32::try_from(problem.group()).unwrap_or(u32::MAX),
         compute_capability: facts.compute_capability,
         class: facts.class().into(),
+    }
+}
+
+/// Queries of an entry of keys, in the mean: of packed queries those of a sequence.
+pub(super) fn mean_queries(problem: &Problem, options: &RawOptions) -> usize {
+    problem.seqlen_q.div_ceil(options.key_entries().max(1))
+}
+
+/// Queries of an entry of keys, at most: of packed queries, if every sequence has one, and heads may share tiles.
+fn longest_queries(problem: &Problem, options: &RawOptions) -> usize {
+    let others = options.key_entries().max(1) - 1;
+    match options.alibi {
+        None if options.has_packed_queries() => problem.seqlen_q.saturating_sub(others).max(1),
+        _ => mean_queries(problem, options),
     }
 }
 

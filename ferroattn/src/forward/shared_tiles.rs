@@ -1,10 +1,11 @@
-//! Batch invariant calls whose heads share tiles, by [`Switch::Group`]: a tile reads the keys once for all heads of a group.
+//! Calls of kernels with rows of one head whose heads share tiles, by [`Switch::Group`]: a tile reads the keys once for all heads of a
+//! group. Batch invariant calls have no other kernel for few queries; packed queries have some sequences of few, and some of many.
 //!
-//! A row has the same bits either way: maxima follow its own scores, and the kernel adds the same keys in the same order. So the choice
-//! may depend on the batch.
+//! In a batch invariant call a row has the same bits either way: maxima follow its own scores, and the kernel adds the same keys in the
+//! same order. So the choice may depend on the batch.
 
 use super::main_kernel::MainKernel;
-use super::schedule::{Division, Schedule};
+use super::schedule::{Division, Schedule, mean_queries};
 use super::{Problem, RawForward};
 use crate::device::Facts;
 use crate::error::Result;
@@ -19,6 +20,7 @@ pub(super) fn shared(
     (problem, args): (&Problem, &RawForward),
     facts: &Facts,
     division: Division,
+    parts: usize,
 ) -> Result<Option<(MainKernel, Schedule)>> {
     if !may_share(kernel, problem, args) {
         return Ok(None);
@@ -28,14 +30,15 @@ pub(super) fn shared(
         ..*kernel
     };
     shared.entry.switches = kernel.entry.switches.with(Switch::Group, true);
-    let of_groups = Schedule::new(&shared, problem, facts, division, 1)?;
+    let of_groups = Schedule::new(&shared, problem, facts, division, parts)?;
     let time = |schedule| time(kernel, schedule, problem, facts);
-    Ok((time(&of_groups) <= time(schedule)).then_some((shared, of_groups)))
+    let is_faster = args.options.has_packed_queries() || time(&of_groups) <= time(schedule);
+    Ok(is_faster.then_some((shared, of_groups)))
 }
 
 /// Whether heads can share tiles, of which each alone would leave half empty.
 fn may_share(kernel: &MainKernel, problem: &Problem, args: &RawForward) -> bool {
-    let (queries, group) = (problem.seqlen_q, problem.group());
+    let group = problem.group();
     let of_one_dim = Problem {
         dim_v: problem.dim,
         ..*problem
@@ -45,9 +48,10 @@ fn may_share(kernel: &MainKernel, problem: &Problem, args: &RawForward) -> bool 
     // Kernels that load by maps would copy rows of q as long as those of o.
     let has_one_length = kernel.map_dim.is_none() || problem.dim == problem.dim_v;
     let is_served = kernel.may_group && options.alibi.is_none() && !has_pairs && has_one_length;
-    let is_short = queries <= kernel.q_rows as usize / 2;
-    let fits = queries as u128 * group as u128 <= u128::from(MAX_SEQLEN);
-    options.batch_invariant && is_served && group > 1 && is_short && fits
+    let is_short = mean_queries(problem, options) <= kernel.q_rows as usize / 2;
+    let fits = problem.seqlen_q as u128 * group as u128 <= u128::from(MAX_SEQLEN);
+    let is_wanted = options.batch_invariant || options.has_packed_queries();
+    is_wanted && is_served && group > 1 && is_short && fits
 }
 
 /// The time that products take: of the parts of tiles that have rows, or of the fullest tile where blocks do not fill the device.

@@ -30,8 +30,10 @@ pub struct Request {
     pub e4m3_cache: bool,
     /// Whether one kernel serves all numbers of queries, of options and head dims like these.
     pub invariant: bool,
-    /// Queries per head.
+    /// Queries per head or, of packed queries beside pages, of a sequence in the mean.
     pub seqlen_q: u32,
+    /// Queries of the longest sequence, as far as is known, where the others may have few. Hopper's kernel with options serves both.
+    pub longest_q: u32,
     /// Query heads that share a key/value head.
     pub group: u32,
     /// Compute capability of the device.
@@ -90,6 +92,8 @@ fn best(request: &Request) -> Option<Forward> {
     if request.mask.has_options() || request.cached && is_wide(request.dim) {
         let other = with_options();
         let is_hopper = other.is_some_and(|other| other.kind.main_loop == Loop::Hopper);
+        let queries = if is_hopper { request.longest_q } else { request.seqlen_q };
+        let rows = u64::from(queries) * u64::from(request.group);
         let decode = of_group(Loop::Decode, MaskKind::Options).filter(|decode| {
             let most = match request.group {
                 // Hopper's kernel was 1.06 times as fast with 64 rows, and level with 8.
@@ -156,6 +160,7 @@ mod tests {
             e4m3_cache: false,
             invariant: false,
             seqlen_q,
+            longest_q: seqlen_q,
             group,
             compute_capability: (9, 0),
             class: Class::Sm90,
