@@ -108,7 +108,8 @@ impl Draft {
             options::switches(problem, &args.options).with(Switch::BiasVectors, has_vectors);
         let is_exact = kernel.has_votes && args.options.batch_invariant;
         kernel.entry.switches = kernel.entry.switches.with(Switch::Exact, is_exact);
-        if problem.window.left.is_some() || args.options.has_ranges() {
+        let is_packed = matches!(args.options.sequences, Some(Sequences::Packed { .. }));
+        if problem.window.left.is_some() || is_packed {
             // All tiles weigh about the same, and neighbours share keys.
             kernel.waves = Waves::Heads;
         }

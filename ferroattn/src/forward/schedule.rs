@@ -64,7 +64,7 @@ pub fn request(dtype: Dtype, problem: &Problem, options: &RawOptions, facts: &Fa
 }
 
 /// Queries of an entry of keys, in the mean: of packed queries those of a sequence.
-pub(super) fn mean_queries(problem: &Problem, options: &RawOptions) -> usize {
+fn mean_queries(problem: &Problem, options: &RawOptions) -> usize {
     problem.seqlen_q.div_ceil(options.key_entries().max(1))
 }
 

@@ -5,7 +5,7 @@
 //! same order. So the choice may depend on the batch.
 
 use super::main_kernel::MainKernel;
-use super::schedule::{Division, Schedule, mean_queries};
+use super::schedule::{Division, Schedule};
 use super::{Problem, RawForward};
 use crate::device::Facts;
 use crate::error::Result;
@@ -36,7 +36,7 @@ pub(super) fn shared(
     Ok(is_faster.then_some((shared, of_groups)))
 }
 
-/// Whether heads can share tiles, of which each alone would leave half empty.
+/// Whether heads can share tiles, of which each alone would leave half empty; of packed queries sequences may have any number.
 fn may_share(kernel: &MainKernel, problem: &Problem, args: &RawForward) -> bool {
     let group = problem.group();
     let of_one_dim = Problem {
@@ -48,10 +48,10 @@ fn may_share(kernel: &MainKernel, problem: &Problem, args: &RawForward) -> bool 
     // Kernels that load by maps would copy rows of q as long as those of o.
     let has_one_length = kernel.map_dim.is_none() || problem.dim == problem.dim_v;
     let is_served = kernel.may_group && options.alibi.is_none() && !has_pairs && has_one_length;
-    let is_short = mean_queries(problem, options) <= kernel.q_rows as usize / 2;
+    let is_short = problem.seqlen_q <= kernel.q_rows as usize / 2;
     let fits = problem.seqlen_q as u128 * group as u128 <= u128::from(MAX_SEQLEN);
-    let is_wanted = options.batch_invariant || options.has_packed_queries();
-    is_wanted && is_served && group > 1 && is_short && fits
+    let is_wanted = options.batch_invariant && is_short || options.has_packed_queries();
+    is_wanted && is_served && group > 1 && fits
 }
 
 /// The time that products take: of the parts of tiles that have rows, or of the fullest tile where blocks do not fill the device.
