@@ -4,12 +4,13 @@ use super::sequence::Sequence;
 use crate::abi::{ForwardParams, TensorRef};
 use crate::layout::element;
 use crate::layout::rows::{Rows, Strided};
-use crate::ptx::{global, switch};
+use crate::ptx::{global, shuffle, special, switch};
+use core::marker::PhantomData;
 
 /// The rows of k and v that a batch entry reads: of its own entry of the tensors, of another one, or of several.
 ///
 /// Nothing else knows. Copies by threads ask for the [rows](Self::rows) of a head, copies by tensor maps for the
-/// [place](Self::place_in_map) of a box.
+/// [boxes](Self::boxes) of a step.
 pub trait KeyRows: Copy {
     /// The rows of a head.
     type Rows: Rows;
@@ -26,13 +27,35 @@ pub trait KeyRows: Copy {
     /// The rows of a head of k or v from key `first` on, with `elements` elements each.
     fn rows(self, tensor: &TensorRef, head: u32, first: u32, elements: u32) -> Self::Rows;
 
-    /// The row and the entry of a tensor map where key `first` lies, and the keys of a box behind it.
-    fn place_in_map(self, first: u32) -> [u32; 2];
+    /// The boxes of a tensor map in which the `keys` keys of a step lie, from key `first` on.
+    fn boxes(self, first: u32, keys: u32) -> Boxes<Self>;
+}
 
-    /// How many keys of a step of `keys` a box has.
+/// The boxes of a tensor map in which the keys of a step lie: one or, of pages, several, of which each lane knows one.
+#[derive(Clone, Copy)]
+pub struct Boxes<R> {
+    /// The row of the first box, or the lane's.
+    row: u32,
+    /// The entry where it lies.
+    entry: u32,
+    /// Keys of a box.
+    pub keys: u32,
+    of: PhantomData<R>,
+}
+
+impl<R: KeyRows> Boxes<R> {
+    /// The row and the entry of box `number`, 0 to 31.
+    ///
+    /// # Safety
+    /// All lanes of the warp make the same call.
     #[inline(always)]
-    fn keys_of_box(self, keys: u32) -> u32 {
-        keys
+    pub unsafe fn place(self, number: u32) -> [u32; 2] {
+        let own = [self.row, self.entry];
+        match R::HAS_PAGES && switch::pages() {
+            // SAFETY: the caller's promise.
+            true => own.map(|of| unsafe { shuffle::number_of_lane(of, number) }),
+            false => own,
+        }
     }
 }
 
@@ -62,8 +85,13 @@ impl<const CACHED: bool> KeyRows for EntryRows<CACHED> {
     }
 
     #[inline(always)]
-    fn place_in_map(self, first: u32) -> [u32; 2] {
-        [first, self.sequence.batch]
+    fn boxes(self, first: u32, keys: u32) -> Boxes<Self> {
+        Boxes {
+            row: first,
+            entry: self.sequence.batch,
+            keys,
+            of: PhantomData,
+        }
     }
 }
 
@@ -132,19 +160,20 @@ impl KeyRows for PageRows {
     }
 
     #[inline(always)]
-    fn place_in_map(self, first: u32) -> [u32; 2] {
-        match switch::pages() {
-            true => [self.table.slot(first), self.table.page(first)],
-            false => self.entry.place_in_map(first),
+    fn boxes(self, first: u32, keys: u32) -> Boxes<Self> {
+        let mut boxes = Boxes {
+            row: first,
+            entry: self.entry.sequence.batch,
+            keys,
+            of: PhantomData,
+        };
+        if switch::pages() {
+            boxes.keys = self.table.box_keys;
+            // A page's number takes a trip to the cache, for all boxes at once.
+            let own = first + special::lane() * boxes.keys % keys;
+            (boxes.row, boxes.entry) = (self.table.slot(own), self.table.page(own));
         }
-    }
-
-    #[inline(always)]
-    fn keys_of_box(self, keys: u32) -> u32 {
-        match switch::pages() {
-            true => self.table.box_keys,
-            false => keys,
-        }
+        boxes
     }
 }
 

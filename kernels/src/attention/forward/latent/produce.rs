@@ -8,7 +8,7 @@ use crate::attention::options::score::Score;
 use crate::attention::workload::heads::Heads;
 use crate::attention::workload::key_rows::KeyRows;
 use crate::layout::latent::LatentMemory;
-use crate::ptx::{mbarrier, shuffle, special, tensor};
+use crate::ptx::{mbarrier, tensor};
 use crate::tile::Ring;
 use crate::tile::registers::opaque;
 use core::mem::offset_of;
@@ -28,8 +28,6 @@ pub unsafe fn produce<M: Mask, H: Heads, C: Score, const S: u32>(
     let map = maps + offset_of!(Sm90Params, k) as u64;
     let rows = C::Keys::new(params, part.work.of_keys());
     let head = part.work.heads.kv_head();
-    // A page may be smaller than a stage.
-    let box_keys = rows.keys_of_box(KEYS);
     // SAFETY: the caller's promise.
     let [pairs, _] = unsafe { part.pairs() };
     let first_key = part.split.first + PAIR * pairs.start;
@@ -39,17 +37,15 @@ pub unsafe fn produce<M: Mask, H: Heads, C: Score, const S: u32>(
     while block.0 < 2 * (pairs.end - pairs.start) {
         let full = memory.full(block.stage());
         let to = memory.keys(block.stage());
-        // Each lane finds the place of a box, and while the stage is in use: a page's number takes a trip to the cache.
-        let own = first_key + KEYS * block.0 + special::lane() * box_keys % KEYS;
-        let [row, entry] = rows.place_in_map(own);
+        // While the stage is in use.
+        let boxes = rows.boxes(first_key + KEYS * block.0, KEYS);
         // SAFETY: the caller's promise; the boxes fit their places, and the barrier expects their bytes.
         unsafe {
             block.acquire(full);
             mbarrier::arrive_expect_once(full, LatentMemory::STAGE_BYTES);
-            let (mut lane, mut skipped) = (0, 0);
+            let (mut number, mut skipped) = (0, 0);
             while skipped < KEYS {
-                let row = shuffle::number_of_lane(row, lane) as i32;
-                let entry = shuffle::number_of_lane(entry, lane) as i32;
+                let [row, entry] = boxes.place(number).map(|of| of as i32);
                 let to = to.skip_rows(skipped);
                 let mut panel = 0;
                 while panel < LatentMemory::DIM / to.width {
@@ -59,7 +55,7 @@ pub unsafe fn produce<M: Mask, H: Heads, C: Score, const S: u32>(
                     // Opaque: the loop stays one, with one load in place of nine.
                     panel = opaque(panel + 1);
                 }
-                (lane, skipped) = (lane + 1, skipped + box_keys);
+                (number, skipped) = (number + 1, skipped + boxes.keys);
             }
         }
         block = block.next();

@@ -9,7 +9,7 @@ use crate::abi::{Event, ForwardParams, Sm90Params};
 use crate::attention::Visits;
 use crate::attention::options::score::{Corner, Score};
 use crate::attention::workload::heads::Heads;
-use crate::attention::workload::key_rows::KeyRows;
+use crate::attention::workload::key_rows::{Boxes, KeyRows};
 use crate::attention::workload::sequence::Split;
 use crate::layout::descriptor::Panels;
 use crate::layout::sm90::Sm90Memory;
@@ -176,7 +176,7 @@ impl<K: Kernel> Producer<K> {
         source.visits.block(self.blocks.block(j)) * K::BC
     }
 
-    /// Loads panels of `keys` keys from `key` on: in one box or, of pages, in several.
+    /// Loads panels of the keys of boxes, of which `keys` are wanted.
     #[inline(always)]
     unsafe fn load_keys(
         &self,
@@ -184,22 +184,23 @@ impl<K: Kernel> Producer<K> {
         map: u64,
         full: u32,
         columns: [u32; 2],
-        [key, keys]: [u32; 2],
+        (boxes, keys): (Boxes<<K::Score as Score>::Keys>, u32),
         source: &Source<K>,
     ) {
-        let (rows, head) = (source.rows, source.part.work.heads.kv_head());
-        let load = |skipped: u32| {
-            let [row, entry] = rows.place_in_map(key + skipped);
-            let (to, place) = (to.skip_rows(skipped), (row as i32, head, entry));
+        let head = source.part.work.heads.kv_head();
+        let load = |number: u32, skipped: u32| {
             // SAFETY: the caller's promise.
-            unsafe { load_panels(to, map, full, columns, place) }
+            unsafe {
+                let [row, entry] = boxes.place(number);
+                let (to, place) = (to.skip_rows(skipped), (row as i32, head, entry));
+                load_panels(to, map, full, columns, place)
+            }
         };
-        load(0);
-        let step = rows.keys_of_box(keys);
-        let mut skipped = step;
+        load(0, 0);
+        let (mut number, mut skipped) = (1, boxes.keys);
         while skipped < keys {
-            load(skipped);
-            skipped += step;
+            load(number, skipped);
+            (number, skipped) = (number + 1, skipped + boxes.keys);
         }
     }
 
@@ -239,16 +240,18 @@ impl<K: Kernel> Producer<K> {
             K::Watch::note(self.notes, place.0, Event::NeedsK);
             let chunks = memory.k_chunks();
             let columns = K::D / chunks;
+            let key = source.part.keys + self.first_key(j, source);
+            // Found while the stage is in use.
+            let boxes = source.rows.boxes(key, K::BC);
             each::<K>(chunks, |chunk| {
                 let full = memory.k_full(place.stage()) + 16 * chunk;
                 let panels = chunk * columns / Panels::width_for(K::D);
                 let to = memory.k(place.stage()).skip_panels(panels);
                 place.acquire(full);
                 K::Watch::note(self.notes, place.0, Event::LoadsK);
-                let key = source.part.keys + self.first_key(j, source);
                 let (map, columns) = (self.maps + 128, [chunk * columns, columns]);
                 mbarrier::arrive_expect_once(full, memory.k_bytes() / chunks);
-                self.load_keys(to, map, full, columns, [key, K::BC], source);
+                self.load_keys(to, map, full, columns, (boxes, K::BC), source);
             });
             let key = self.first_key(j, source) as i32;
             let corner = Corner::new(
@@ -269,16 +272,18 @@ impl<K: Kernel> Producer<K> {
         unsafe {
             K::Watch::note(self.notes, place.0, Event::NeedsV);
             let chunks = memory.v_chunks();
+            let first = source.part.keys + self.first_key(j, source);
             each::<K>(chunks, |chunk| {
                 let full = memory.v_full(place.stage()) + 16 * chunk;
                 let skipped = chunk * (K::BC / chunks);
                 let to = memory.v(place.stage()).skip_rows(skipped);
+                let (key, keys) = (first + skipped, K::BC / chunks);
+                let boxes = source.rows.boxes(key, keys);
                 place.acquire(full);
                 K::Watch::note(self.notes, place.0, Event::LoadsV);
-                let key = source.part.keys + self.first_key(j, source) + skipped;
                 let (map, columns) = (self.maps + 256, [heads.slice() * K::DV, K::DV]);
                 mbarrier::arrive_expect_once(full, memory.v_bytes() / chunks);
-                self.load_keys(to, map, full, columns, [key, K::BC / chunks], source);
+                self.load_keys(to, map, full, columns, (boxes, keys), source);
             });
         }
     }
