@@ -41,6 +41,13 @@ pub const MUTANTS: &[Mutant] = &[
         change: off,
     },
     Mutant {
+        what: "tiles of packed queries with rows of one head on Hopper",
+        kernel: HOPPER,
+        pattern: "mov.b32 switch_group, 1;",
+        which: All,
+        change: off,
+    },
+    Mutant {
         what: "keys of the first sequence for all",
         kernel: DECODE,
         pattern: LOADS,
@@ -106,7 +113,10 @@ pub fn runs(kernel: &str) -> Option<(Vec<Run>, Switches)> {
     let on = |on: Switches, switch| on.with(switch, true);
     let switches = [Switch::Ranges, Switch::Pages, Switch::Tiles];
     let switches = switches.into_iter().fold(Switches::NONE, on);
-    Some((of_cases(cases), switches))
+    Some((
+        of_cases(cases),
+        switches.with(Switch::Group, kernel != DECODE),
+    ))
 }
 
 /// The runs of the kernel that divides queries into tiles.

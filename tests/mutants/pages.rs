@@ -40,6 +40,20 @@ pub const MUTANTS: &[Mutant] = &[
         change: off,
     },
     Mutant {
+        what: "keys of a step from its first page on Hopper",
+        kernel: HOPPER,
+        pattern: "shfl.sync.idx",
+        which: Nth(10),
+        change: of_first_lane,
+    },
+    Mutant {
+        what: "values of a step from its first page on Hopper",
+        kernel: HOPPER,
+        pattern: "shfl.sync.idx",
+        which: Nth(14),
+        change: of_first_lane,
+    },
+    Mutant {
         what: "lengths left out of decoding",
         kernel: DECODE,
         pattern: "mov.b32 switch_ranges, 1;",
@@ -159,6 +173,15 @@ pub const MUTANTS: &[Mutant] = &[
         change: |line| line.replace("+320]", "+328]"),
     },
 ];
+
+/// The first lane's number in place of another one's.
+fn of_first_lane(line: &str) -> String {
+    let operands: Vec<&str> = line.split(',').collect();
+    let [to, number, _, rest @ ..] = &operands[..] else {
+        unreachable!("a lane's number: {line}");
+    };
+    format!("{to},{number}, 0,{}", rest.join(","))
+}
 
 /// The switches that are on in the text of a kernel.
 fn switches(kernel: &str) -> Switches {

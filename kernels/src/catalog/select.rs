@@ -92,7 +92,11 @@ fn best(request: &Request) -> Option<Forward> {
     if request.mask.has_options() || request.cached && is_wide(request.dim) {
         let other = with_options();
         let is_hopper = other.is_some_and(|other| other.kind.main_loop == Loop::Hopper);
-        let queries = if is_hopper { request.longest_q } else { request.seqlen_q };
+        let queries = if is_hopper {
+            request.longest_q
+        } else {
+            request.seqlen_q
+        };
         let rows = u64::from(queries) * u64::from(request.group);
         let decode = of_group(Loop::Decode, MaskKind::Options).filter(|decode| {
             let most = match request.group {
