@@ -2,10 +2,14 @@
 
 use super::call::{Call, KINDS, Kind};
 use crate::decoder::{Run, Sizes};
-use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
+use cudarc::driver::sys::{
+    CUgraphInstantiate_flags, CUgraphNodeType, CUstreamCaptureMode, cuGraphGetNodes,
+    cuGraphNodeGetType,
+};
 use cudarc::driver::{CudaContext, CudaGraph, CudaStream};
 use ferroattn::{Device, Error, RawWorkspace, Tensor};
 use libtest_mimic::Completion;
+use std::ptr;
 use std::sync::{Arc, Barrier, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use tests::{Outcome, PASSED, Test};
@@ -153,7 +157,24 @@ fn opened_in_a_capture(device: &Device) -> Outcome {
     replays(device, call, &graph, &stream)
 }
 
-/// One graph for a thousand steps of decoding, whose lengths grow on the device.
+/// What the nodes of a graph do.
+fn nodes(graph: &CudaGraph) -> Result<Vec<CUgraphNodeType>, Box<dyn std::error::Error>> {
+    let (graph, mut count) = (graph.cu_graph(), 0);
+    // SAFETY: the graph lives; without an array the driver writes the count alone.
+    unsafe { cuGraphGetNodes(graph, ptr::null_mut(), &mut count) }.result()?;
+    let mut nodes = vec![ptr::null_mut(); count];
+    // SAFETY: the array has room for all nodes.
+    unsafe { cuGraphGetNodes(graph, nodes.as_mut_ptr(), &mut count) }.result()?;
+    let kinds = nodes.into_iter().map(|node| {
+        let mut kind = CUgraphNodeType::CU_GRAPH_NODE_TYPE_EMPTY;
+        // SAFETY: the node is one of the graph, which lives.
+        unsafe { cuGraphNodeGetType(node, &mut kind) }.result()?;
+        Ok(kind)
+    });
+    kinds.collect()
+}
+
+/// One graph for a thousand steps of decoding, whose lengths grow on the device; there is nothing in it but kernels.
 fn graph_of_a_step(device: &Device) -> Outcome {
     let _alone = alone();
     let stream = stream()?;
@@ -162,6 +183,9 @@ fn graph_of_a_step(device: &Device) -> Outcome {
     let sizes = Sizes::paged(1, 1000);
     let mut run = Run::new(device, sizes)?;
     let graph = captured(&stream, || run.step(Some(&borrowed)))?;
+    for kind in nodes(&graph)? {
+        assert_eq!(kind, CUgraphNodeType::CU_GRAPH_NODE_TYPE_KERNEL);
+    }
     for step in 0..sizes.steps {
         run.load(step)?;
         run.wait()?;
