@@ -173,15 +173,23 @@ impl Schedule {
     }
 
     /// Units of about these splits, of which each entry has as many as its keys take; none where there is nothing to divide.
+    ///
+    /// The last unit of each entry is smaller, so there may be one more for each: units are larger than splits by as much, and together
+    /// no more. Else the last few would run when all others are done.
     pub fn units(&self, kernel: &MainKernel, problem: &Problem) -> Option<Units> {
         let all = problem.batch as u64 * problem.seqlen_kv as u64;
         let most = u32::try_from(all).ok()?;
-        let count = problem.batch as u64 + u64::from(most.div_ceil(self.split_keys));
+        let keys = match self.splits {
+            1 => self.split_keys,
+            splits => (problem.seqlen_kv as u32).div_ceil(splits - 1),
+        };
+        let keys = keys.next_multiple_of(kernel.keys);
+        let count = problem.batch as u64 + u64::from(most.div_ceil(keys));
         let least = SPLIT_STEPS * kernel.keys;
         let divides = problem.batch > 1 && problem.seqlen_kv > least as usize;
         divides.then_some(Units {
             count: u32::try_from(count).ok()?,
-            keys: self.split_keys,
+            keys,
             step: kernel.keys,
             least,
             counters: self.counters(kernel, problem).unwrap_or(0),
@@ -350,6 +358,20 @@ mod tests {
             let n = splits(blocks, [key_blocks, least], mps * resident);
             prop_assert!((1..=MAX_SPLITS).contains(&n));
             prop_assert!(n == 1 || key_blocks / n >= least);
+        }
+
+        /// Whatever lengths entries have, units are no more than the splits of all, where there are several, and no fewer than half.
+        #[test]
+        fn units_take_the_place_of_splits(batch in 2usize..300, heads in 1usize..20, seqlen_kv in 300usize..200_000) {
+            let problem = problem([batch, 4 * heads, 1], [heads, seqlen_kv], 128);
+            let kernel = kernel("decode_optional_f16_d128");
+            let schedule = Schedule::new(&kernel, &problem, &H200, Division::Best, 1).expect("a grid");
+            let units = schedule.units(&kernel, &problem).expect("several entries of many keys");
+            let all = batch as u32 * schedule.splits;
+            prop_assert_eq!(units.keys % kernel.keys, 0);
+            if schedule.splits > 1 {
+                prop_assert!((all.div_ceil(2)..=all).contains(&units.count), "{} units for {all} splits", units.count);
+            }
         }
 
         /// Where a split is long beside what it costs, hardly another number would use the GPU better.
