@@ -9,7 +9,7 @@
 #include <stdint.h>
 
 // Version of the interface that the header describes: a higher number has more functions, more fields or more values.
-#define FERROATTN_VERSION 7
+#define FERROATTN_VERSION 8
 
 // How a call ended. Of all but `FERROATTN_STATUS_OK`, `ferroattn_last_error` has the reason.
 enum FerroattnStatus
@@ -302,8 +302,8 @@ typedef struct FerroattnOptions {
   const struct FerroattnTensor *v_descale;
   // Whether each page of a cache has a row of `k_descale` and `v_descale`. Since version 6.
   uint32_t page_descales;
-  // 0.
-  uint32_t reserved;
+  // Whether o of a forward pass with `fp8` is `float` beside inputs of 16 bits. Since version 8; 0 before.
+  uint32_t f32_o;
 } FerroattnOptions;
 
 // Tensors of a backward pass, and the options that its forward pass had.
@@ -378,7 +378,7 @@ typedef struct FerroattnForward {
   struct FerroattnTensor k;
   // Values, `[batch, kv_heads, seqlen_kv, dim_v]`.
   struct FerroattnTensor v;
-  // Output, `[batch, heads, seqlen_q, dim_v]`.
+  // Output, `[batch, heads, seqlen_q, dim_v]`; `float` where the options have `f32_o`.
   struct FerroattnTensor o;
   // Row log-sum-exp, another output, `float[batch, heads, seqlen_q]`, contiguous.
   struct FerroattnTensor lse;

@@ -27,7 +27,7 @@ pub struct FerroattnForward {
     pub k: FerroattnTensor,
     /// Values, `[batch, kv_heads, seqlen_kv, dim_v]`.
     pub v: FerroattnTensor,
-    /// Output, `[batch, heads, seqlen_q, dim_v]`.
+    /// Output, `[batch, heads, seqlen_q, dim_v]`; `float` where the options have `f32_o`.
     pub o: FerroattnTensor,
     /// Row log-sum-exp, another output, `float[batch, heads, seqlen_q]`, contiguous.
     pub lse: FerroattnTensor,
@@ -56,11 +56,12 @@ impl Call {
         // SAFETY: the caller's word.
         let (attention, options) = unsafe { options::read(args.options, dtype, of)? };
         let [of_q, of_keys] = fp8::input_bytes(&options, dtype);
+        let of_o = if options.f32_o { Dtype::F32 } else { dtype };
         let args = RawForward {
             q: of.tensor("q", &args.q, of_q)?,
             k: of.tensor("k", &args.k, of_keys)?,
             v: of.tensor("v", &args.v, of_keys)?,
-            o: of.tensor("o", &args.o, dtype.bytes() as u64)?,
+            o: of.tensor("o", &args.o, of_o.bytes() as u64)?,
             lse: of.tensor("lse", &args.lse, 4)?,
             options,
         };

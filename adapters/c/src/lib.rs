@@ -22,7 +22,7 @@ pub mod tensor;
 mod work;
 
 /// Version of the interface that the header describes: a higher number has more functions, more fields or more values.
-pub const FERROATTN_VERSION: u32 = 7;
+pub const FERROATTN_VERSION: u32 = 8;
 
 /// Version of the interface that the library has, to compare with `FERROATTN_VERSION` of the header.
 #[unsafe(no_mangle)]

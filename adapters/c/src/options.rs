@@ -117,8 +117,8 @@ pub struct FerroattnOptions {
     pub v_descale: *const FerroattnTensor,
     /// Whether each page of a cache has a row of `k_descale` and `v_descale`. Since version 6.
     pub page_descales: u32,
-    /// 0.
-    pub reserved: u32,
+    /// Whether o of a forward pass with `fp8` is `float` beside inputs of 16 bits. Since version 8; 0 before.
+    pub f32_o: u32,
 }
 
 // SAFETY: numbers and pointers, the size first.
@@ -171,7 +171,7 @@ impl Default for FerroattnOptions {
             k_descale: null(),
             v_descale: null(),
             page_descales: 0,
-            reserved: 0,
+            f32_o: 0,
         }
     }
 }
@@ -253,12 +253,7 @@ impl FerroattnOptions {
         options.batch_invariant = flag(self.batch_invariant, "batch_invariant")?;
         options.split_keys = self.split_keys;
         options.fp8 = fp8::rounding(self.fp8)?;
-        if self.reserved != 0 {
-            let reserved = self.reserved;
-            return Err(Failure::argument(format!(
-                "reserved is {reserved}; it must be 0"
-            )));
-        }
+        options.f32_o = flag(self.f32_o, "f32_o")?;
         // SAFETY: the caller's word.
         unsafe {
             options.alibi = optional(of, "alibi", self.alibi, 4)?;

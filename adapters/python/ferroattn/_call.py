@@ -74,7 +74,7 @@ class Options(ctypes.Structure):
         ("e4m3", ctypes.c_uint32),
         *((name, TensorPointer) for name in ("q_descale", "k_descale", "v_descale")),
         ("page_descales", ctypes.c_uint32),
-        ("reserved", ctypes.c_uint32),
+        ("f32_o", ctypes.c_uint32),
     ]
 
 
@@ -257,6 +257,14 @@ class Call(Kept):
                 descale = array_of(name, descale, "float32")
                 expect_axes(name, descale, 2, "[batch, kv_heads]; of pages [pages, kv_heads]")
                 setattr(options, name, ctypes.pointer(self.keep(descale)))
+
+    def type_of_o(self, dtype: Any) -> str:
+        """The type of o, which of inputs that the call rounds may be float32."""
+        of_inputs = str(self.q.dtype), str(self.k.dtype)
+        if _type_of_o(dtype) != "float32" or E4M3 in of_inputs or self.dtype == "float32":
+            return self.dtype
+        self.options.f32_o = True
+        return "float32"
 
     def args(self, struct: type[_Args], **tensors: Tensor) -> _Args:
         """Arguments of a pass, those of its own beside the inputs and the options."""

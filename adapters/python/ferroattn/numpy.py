@@ -127,7 +127,7 @@ def attention(
             have no gradient, bias, mask or prefix, and are not batch invariant.
         v_descale: What multiplies v of float8_e4m3fn, likewise.
         page_descales: Whether k_descale and v_descale are `float32[pages, kv_heads]`.
-        dtype: The type of o where q is of float8_e4m3fn.
+        dtype: The type of o where q is of float8_e4m3fn. With float32 o of a call with fp8 is, too, whatever q is of.
         heads_first: Whether axes are `[batch, heads, seqlen, dim]`.
 
     Returns:
@@ -143,9 +143,10 @@ def attention(
     call.set_lengths(seqlens_q, seqlens_k, first_keys, cache_entries, pages)
     call.set_prefix(prefix, prefix_pages, prefix_keys)
     call.set_fp8(fp8, q_descale, k_descale, v_descale, page_descales)
-    o = np.empty((*call.q.shape[:-1], call.v.shape[-1]), call.dtype)
+    of_o = call.type_of_o(dtype)
+    o = np.empty((*call.q.shape[:-1], call.v.shape[-1]), of_o)
     lse = np.empty(call.rows, np.float32)
-    run("ferroattn_forward", call.args(Forward, o=call.tensor("o", o), lse=call.tensor_of_rows("lse", lse)))
+    run("ferroattn_forward", call.args(Forward, o=call.tensor("o", o, of_o), lse=call.tensor_of_rows("lse", lse)))
     return _like(q, o), _like(q, lse)
 
 

@@ -55,6 +55,21 @@ def test_inputs(causal: bool, dtype: str) -> None:
     assert (rotated != o).any()
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_o_of_rounded_inputs_may_be_of_float32(dtype: str) -> None:
+    rng = np.random.default_rng(21)
+    inputs = [rng.standard_normal((2, 70, heads, 64)).astype(np.dtype(dtype)) for heads in (4, 2, 2)]
+    narrow, lse = attention(*inputs, fp8=True)
+    wide, lse_of_wide = attention(*inputs, fp8=True, dtype="float32")
+    assert (narrow.dtype, wide.dtype) == (np.dtype(dtype), np.float32)
+    np.testing.assert_array_equal(wide.astype(narrow.dtype), narrow)
+    np.testing.assert_array_equal(lse, lse_of_wide)
+    # Digits that a type of 16 bits has not.
+    assert (wide != narrow.astype(np.float32)).mean() > 0.9
+    with pytest.raises(ValueError, match="fp8"):
+        attention(*inputs, dtype="float32")
+
+
 def test_o_is_of_bfloat16_unless_told() -> None:
     q = np.zeros((1, 3, 2, 16), E4M3)
     assert attention(q, q, q)[0].dtype == ml_dtypes.bfloat16

@@ -328,8 +328,8 @@ fn wrong_calls_are_refused() {
     refused(of_cache, "page_descales is 2", |call, _| {
         call.options.page_descales = 2
     });
-    refused(of_cache, "reserved is 1", |call, _| {
-        call.options.reserved = 1
+    refused(of_cache, "o in f32 needs fp8", |call, _| {
+        call.options.f32_o = 1
     });
     refused(of_cache, "k has shape", |call, _| call.k.shape[3] = 8);
     refused(of_inputs, "k_descale has shape [3, 1]", |call, wide| {
@@ -448,7 +448,7 @@ fn structs_of_the_fifth_version_have_no_descales() {
         k_descale: &wrong,
         v_descale: &wrong,
         page_descales: 7,
-        reserved: 7,
+        f32_o: 7,
         ..call.options
     };
     expect_near(&call.results::<f16>(memory).expect("served"), &[3.0, 3.0]);

@@ -101,6 +101,38 @@ fn roundings_are_the_librarys() {
     assert!(results[0] != results[1] && results[1] != results[2]);
 }
 
+/// Rounded to 16 bits, o in f32 has the bits of an o of 16 bits.
+#[test]
+fn o_in_f32_has_more_digits() {
+    on_devices(|memory| {
+        let numbers: Vec<f16> = (0..ROWS * DIM)
+            .map(|i| f16::from_f32((i as f32).sin()))
+            .collect();
+        let narrow = FerroattnOptions {
+            fp8: 1,
+            ..FerroattnOptions::default()
+        };
+        let wide = FerroattnOptions { f32_o: 1, ..narrow };
+        let [mut narrow, mut wide] = [call(memory, &narrow), call(memory, &wide)];
+        wide.o = memory.array(&[f32::NAN; ROWS * DIM], [1, 1, ROWS, DIM]);
+        for args in [&mut narrow, &mut wide] {
+            args.q = memory.array(&numbers, [1, 1, ROWS, DIM]);
+            (args.k, args.v) = (args.q, args.q);
+            match run(memory, args) {
+                FerroattnStatus::Ok => {}
+                // The emulated GPU is no Hopper.
+                status => return assert_eq!(status, FerroattnStatus::Unsupported),
+            }
+        }
+        let narrow: Vec<f16> = memory.numbers(&narrow.o, ROWS * DIM);
+        let wide: Vec<f32> = memory.numbers(&wide.o, ROWS * DIM);
+        let rounded: Vec<f16> = wide.iter().map(|&o| f16::from_f32(o)).collect();
+        assert_eq!(rounded, narrow);
+        let has_digits = |(wide, narrow): (&f32, f16)| *wide != narrow.to_f32();
+        assert!(wide.iter().zip(narrow).any(has_digits));
+    });
+}
+
 #[test]
 fn wrong_calls_are_refused() {
     on_devices(|memory| {
@@ -114,7 +146,15 @@ fn wrong_calls_are_refused() {
                 FerroattnOptions { fp8: 3, ..fp8 },
                 "fp8 is 3, which is no FerroattnFp8",
             ),
-            (FerroattnOptions { reserved: 1, ..fp8 }, "reserved is 1"),
+            (FerroattnOptions { f32_o: 2, ..fp8 }, "f32_o is 2"),
+            (
+                FerroattnOptions {
+                    f32_o: 1,
+                    fp8: 0,
+                    ..fp8
+                },
+                "o in f32 needs fp8",
+            ),
             (FerroattnOptions { splits: 2, ..fp8 }, "splits"),
             (
                 FerroattnOptions {
@@ -145,7 +185,7 @@ fn options_of_the_fourth_version_have_no_fp8() {
         let options = FerroattnOptions {
             struct_size: offset_of!(FerroattnOptions, fp8) as u32,
             fp8: 7,
-            reserved: 7,
+            f32_o: 7,
             ..FerroattnOptions::default()
         };
         let status = run(memory, &call(memory, &options));
