@@ -241,13 +241,13 @@ impl<K: Kernel> Producer<K> {
             let chunks = memory.k_chunks();
             let columns = K::D / chunks;
             let key = source.part.keys + self.first_key(j, source);
-            // Found while the stage is in use.
-            let boxes = source.rows.boxes(key, K::BC);
             each::<K>(chunks, |chunk| {
                 let full = memory.k_full(place.stage()) + 16 * chunk;
                 let panels = chunk * columns / Panels::width_for(K::D);
                 let to = memory.k(place.stage()).skip_panels(panels);
                 place.acquire(full);
+                // Before the stage is free, it costs 0.5 % of chunks of prompts in pages.
+                let boxes = source.rows.boxes(key, K::BC);
                 K::Watch::note(self.notes, place.0, Event::LoadsK);
                 let (map, columns) = (self.maps + 128, [chunk * columns, columns]);
                 mbarrier::arrive_expect_once(full, memory.k_bytes() / chunks);
@@ -278,8 +278,8 @@ impl<K: Kernel> Producer<K> {
                 let skipped = chunk * (K::BC / chunks);
                 let to = memory.v(place.stage()).skip_rows(skipped);
                 let (key, keys) = (first + skipped, K::BC / chunks);
-                let boxes = source.rows.boxes(key, keys);
                 place.acquire(full);
+                let boxes = source.rows.boxes(key, keys);
                 K::Watch::note(self.notes, place.0, Event::LoadsV);
                 let (map, columns) = (self.maps + 256, [heads.slice() * K::DV, K::DV]);
                 mbarrier::arrive_expect_once(full, memory.v_bytes() / chunks);
