@@ -74,6 +74,7 @@ mod tests {
     use crate::attention::Attention;
     use crate::device::{Class, Facts};
     use crate::forward::{Problem, RawForward};
+    use crate::options::Sequences;
     use crate::tensor::{Dtype, RawTensor};
     use kernels::abi::Switch;
 
@@ -84,16 +85,63 @@ mod tests {
         RawForward::row_major(&Problem::new(q, k, v, true, None).expect("valid"))
     }
 
-    /// Whether heads share tiles on an H100, in a batch invariant call with a window, and the blocks of attention.
-    fn shared(attention: &Attention, args: &RawForward) -> (bool, u32) {
-        let attention = attention.clone().causal(true).batch_invariant(true);
-        let attention = attention.window(Some(4000), None);
+    /// The kernel of a causal call on an H100, whether heads share its tiles by the switch, and its blocks.
+    fn planned(attention: &Attention, args: &RawForward) -> (&'static str, bool, u32) {
+        let attention = attention.clone().causal(true);
         let plan = attention.plan(Some(&Facts::emulated(Class::Sm90)), Dtype::Bf16, args);
         let plan = plan.expect("a plan");
         let mut steps = plan.steps.iter();
         let main = steps.find(|step| step.entry.name == plan.kernel);
         let main = main.expect("attention");
-        (main.entry.switches.has(Switch::Group), main.blocks)
+        let shares = main.entry.switches.has(Switch::Group);
+        (plan.kernel, shares, main.blocks)
+    }
+
+    /// Whether heads share tiles in a batch invariant call with a window, and the blocks of attention.
+    fn shared(attention: &Attention, args: &RawForward) -> (bool, u32) {
+        let attention = attention.clone().batch_invariant(true);
+        let attention = attention.window(Some(4000), None);
+        let (_, shares, blocks) = planned(&attention, args);
+        (shares, blocks)
+    }
+
+    /// A call of so many sequences of packed queries, 32 heads on 8, on 4096 keys in pages of 16 each.
+    fn packed_queries(sequences: usize, queries: usize) -> RawForward {
+        let mut args = call([1, 32, queries], [128; 2]);
+        for cache in [&mut args.k, &mut args.v] {
+            *cache = RawTensor::row_major([256 * sequences, 8, 16, 128]);
+        }
+        args.options.pages = Some(RawTensor::row_major([sequences, 256]));
+        args.options.sequences = Some(Sequences::PackedQueries {
+            q: RawTensor::row_major([sequences + 1]),
+            kv: RawTensor::row_major([sequences]),
+        });
+        args
+    }
+
+    #[test]
+    fn packed_queries_share_tiles_unless_all_sequences_have_few() {
+        let of = |sequences, queries| {
+            let (kernel, shares, _) =
+                planned(&Attention::new(), &packed_queries(sequences, queries));
+            (kernel, shares)
+        };
+        let (decode, hopper) = ("decode_optional_bf16_d128", "hopper_optional_bf16_d128");
+        // A tile of the decode kernel has 64 rows, of 16 queries.
+        assert_eq!(of(64, 64), (decode, false));
+        assert_eq!(of(64, 79), (decode, false));
+        for (sequences, queries) in [(64, 80), (64, 2110), (2, 4096), (1, 4096)] {
+            assert_eq!(of(sequences, queries), (hopper, true));
+        }
+        // Slopes differ in a tile, so the mean decides.
+        let with_slopes = |queries| {
+            let mut args = packed_queries(64, queries);
+            args.options.alibi = Some(RawTensor::row_major([1, 32]));
+            let (kernel, shares, _) = planned(&Attention::new(), &args);
+            (kernel, shares)
+        };
+        assert_eq!(with_slopes(64 * 16), (decode, false));
+        assert_eq!(with_slopes(64 * 17), (hopper, false));
     }
 
     #[test]

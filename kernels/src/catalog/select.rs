@@ -337,6 +337,26 @@ mod tests {
         }
     }
 
+    /// Beside a long sequence Hopper's kernel with options serves short ones, too; elsewhere the mean decides.
+    #[test]
+    fn the_longest_sequence_decides_on_hopper() {
+        let (decode, hopper) = ("decode_optional_f16_d128", "hopper_optional_f16_d128");
+        for (seqlen_q, longest_q, on_hopper, elsewhere) in [
+            (1, 8, decode, decode),
+            (2, 9, hopper, decode),
+            (8, 1000, hopper, decode),
+            (9, 1000, hopper, "optional_f16_d128"),
+        ] {
+            let request = Request {
+                mask: MaskKind::Options,
+                longest_q,
+                ..request(128, seqlen_q, 8)
+            };
+            assert_eq!(name(request), on_hopper, "{seqlen_q}, {longest_q}");
+            assert_eq!(name(older(request)), elsewhere, "{seqlen_q}, {longest_q}");
+        }
+    }
+
     #[test]
     fn dtype_and_mask_decide() {
         let long = request(40, 4096, 1);

@@ -176,7 +176,7 @@ impl<K: Kernel> Producer<K> {
         source.visits.block(self.blocks.block(j)) * K::BC
     }
 
-    /// Loads panels of the keys of boxes, of which `keys` are wanted.
+    /// Loads panels of `keys` keys in their boxes: one or, of pages, several.
     #[inline(always)]
     unsafe fn load_keys(
         &self,
@@ -187,6 +187,8 @@ impl<K: Kernel> Producer<K> {
         (boxes, keys): (Boxes<<K::Score as Score>::Keys>, u32),
         source: &Source<K>,
     ) {
+        // Pages have 8 keys or more, and each lane knows a box.
+        const { assert!(K::BC <= 8 * 32) }
         let head = source.part.work.heads.kv_head();
         let load = |number: u32, skipped: u32| {
             // SAFETY: the caller's promise.
