@@ -4,8 +4,9 @@
 
 pub use crate::entry::Entry;
 pub use crate::forward::Planner;
-pub use crate::forward::main_kernel::{MainKernel, Waves};
+pub use crate::forward::main_kernel::MainKernel;
 pub use crate::forward::plan::Draft;
+pub use crate::forward::waves::Waves;
 pub use crate::plan::{Fill, MAX_BLOCKS, MapPlace, Steps, has_map};
 
 /// The PTX that the build embeds.

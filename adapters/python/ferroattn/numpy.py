@@ -127,7 +127,7 @@ def attention(
             have no gradient, bias, mask or prefix, and are not batch invariant.
         v_descale: What multiplies v of float8_e4m3fn, likewise.
         page_descales: Whether k_descale and v_descale are `float32[pages, kv_heads]`.
-        dtype: The type of o where q is of float8_e4m3fn. With float32 o of a call with fp8 is, too, whatever q is of.
+        dtype: The type of o where q is of float8_e4m3fn. With fp8 and q of another type o has q's, or float32 if this is.
         heads_first: Whether axes are `[batch, heads, seqlen, dim]`.
 
     Returns:

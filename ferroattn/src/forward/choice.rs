@@ -1,7 +1,7 @@
 //! Which kernel computes a problem.
 
 use super::Problem;
-use super::schedule::request;
+use super::request::request;
 use crate::device::Facts;
 use crate::error::{Error, Result};
 use crate::gemm;

@@ -1,22 +1,12 @@
 //! The kernel that does the work of an attention call.
 
+use super::Problem;
+use super::waves::Waves;
 use crate::device::Facts;
 use crate::entry::Entry;
 #[cfg(doc)]
 use kernels::abi::Switch;
 use kernels::catalog::{Dtype, Kernel, Loop, MaskKind};
-
-/// In which waves heads take turns.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Waves {
-    /// A head at a time: its tiles weigh the same.
-    Heads,
-    /// Waves of one size: tiles differ in work.
-    Even,
-    /// Small waves, and a larger one at the end, for a kernel that reads
-    /// [such orders](kernels::abi::Order::place_in_uneven).
-    Uneven,
-}
 
 /// The kernel that does the work of an attention call, as a plan sees it.
 #[derive(Clone, Copy, Debug)]
@@ -65,6 +55,11 @@ impl MainKernel {
     /// Blocks that a multiprocessor holds at once.
     pub fn resident_blocks(&self, facts: &Facts) -> u32 {
         facts.resident_blocks(self.blocks_per_sm, self.shared_bytes)
+    }
+
+    /// Query heads of a problem that share a query tile.
+    pub(super) fn packed(&self, problem: &Problem) -> usize {
+        if self.is_grouped { problem.group() } else { 1 }
     }
 }
 

@@ -21,8 +21,11 @@ mod problem;
 mod raw;
 #[cfg(feature = "cpu")]
 pub mod reference;
+mod request;
 mod schedule;
 mod shared_tiles;
+mod units;
+pub(crate) mod waves;
 mod without_maps;
 
 #[cfg(not(feature = "cpu"))]

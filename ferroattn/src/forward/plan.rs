@@ -1,7 +1,7 @@
 //! The plan of an attention call: copies of inputs whose rows are not aligned, attention and, where it splits the
 //! keys, the kernel that combines the splits.
 
-use super::main_kernel::{MainKernel, Waves};
+use super::main_kernel::MainKernel;
 use super::schedule::{Division, Schedule};
 use super::shared_tiles::shared;
 use super::{Problem, RawForward};
@@ -108,11 +108,7 @@ impl Draft {
             options::switches(problem, &args.options).with(Switch::BiasVectors, has_vectors);
         let is_exact = kernel.has_votes && args.options.batch_invariant;
         kernel.entry.switches = kernel.entry.switches.with(Switch::Exact, is_exact);
-        let is_packed = matches!(args.options.sequences, Some(Sequences::Packed { .. }));
-        if problem.window.left.is_some() || is_packed {
-            // All tiles weigh about the same, and neighbours share keys.
-            kernel.waves = Waves::Heads;
-        }
+        kernel.waves = kernel.waves.of_call(problem, &args.options);
         let division = Division::new(splits, &args.options);
         let lengths = [problem.seqlen_q, problem.seqlen_kv];
         let steps = [kernel.q_rows, kernel.keys];
@@ -408,15 +404,15 @@ fn divide(
     facts: &Facts,
     division: Division,
 ) -> Result<(MainKernel, Schedule, Tables)> {
-    let is_packed = args.options.has_packed_queries();
-    let entries = args.options.key_entries();
-    expect_at_most("the number of packed sequences", entries, MAX_SEQLEN - 2)?;
-    let parts = if is_packed { entries + 2 } else { 1 };
-    let schedule = Schedule::new(&kernel, divided, facts, division, parts)?;
-    let call = (divided, args);
-    let shared = shared(&kernel, &schedule, call, facts, division, parts)?;
+    expect_at_most(
+        "the number of packed sequences",
+        args.options.key_entries(),
+        MAX_SEQLEN - 2,
+    )?;
+    let schedule = Schedule::new(&kernel, divided, facts, division, &args.options)?;
+    let shared = shared(&kernel, &schedule, (divided, args), facts, division)?;
     let (kernel, mut schedule) = shared.unwrap_or((kernel, schedule));
-    if is_packed {
+    if args.options.has_packed_queries() {
         let rows = problem.seqlen_q.saturating_mul(schedule.packed as usize);
         expect_at_most("the number of rows of packed queries", rows, MAX_SEQLEN)?;
         let tiles = QueryTiles {

@@ -5,21 +5,19 @@
 //! results (flash-decoding). More splits fill the GPU better and leave more to combine.
 
 use super::Problem;
-use super::main_kernel::{MainKernel, Waves};
+use super::main_kernel::MainKernel;
+use super::waves::waves;
 use crate::device::Facts;
 use crate::error::Result;
-use crate::options::{self, RawOptions, Units};
+use crate::options::RawOptions;
 use crate::plan::grid;
-use kernels::abi::UnitsRef;
-use kernels::catalog::select::Request;
-use kernels::catalog::{Dtype, Levels, MaskKind};
 
 /// Splits that the heuristic goes up to.
 const MAX_SPLITS: u32 = 128;
 
 /// The cost of a split beside its keys, in steps of a block of keys: a prologue, a partial result, and the launch that combines.
 /// A split of many rows has at least as many steps of its own.
-const SPLIT_STEPS: u32 = 8;
+pub(super) const SPLIT_STEPS: u32 = 8;
 
 /// Steps that a split of few rows has at least.
 const LEAST_STEPS: u32 = 2;
@@ -29,53 +27,6 @@ const STEP_SPLITS: u32 = 8;
 
 /// How much of the best time is good enough if it takes fewer splits.
 const NEAR_BEST: f64 = 0.99;
-
-/// The request that chooses a kernel, for [valid](Problem::validate) problems.
-pub fn request(dtype: Dtype, problem: &Problem, options: &RawOptions, facts: &Facts) -> Request {
-    let option = match options.fp8 {
-        None => options::first_beside_cache(problem, options),
-        Some(_) => options::first_beside_fp8(problem, options),
-    };
-    let levels = match options.e4m3 {
-        Some(_) => Levels::Two,
-        None => Levels::One,
-    };
-    Request {
-        dtype,
-        dim: problem.dim as u32,
-        dim_v: problem.dim_v as u32,
-        mask: match option {
-            Some(_) => MaskKind::Options,
-            None => MaskKind::of(problem.causal),
-        },
-        has_pairs: options::first_of_pairs(problem, options).is_some(),
-        cached: options.cache_entries.is_some(),
-        values_in_keys: options.values_in_keys
-            && options::first_of_scores(problem, options).is_none(),
-        fp8: options.fp8.is_some().then_some(levels),
-        e4m3_cache: options.e4m3_cache.is_some(),
-        invariant: options.batch_invariant,
-        seqlen_q: mean_queries(problem, options) as u32,
-        longest_q: longest_queries(problem, options) as u32,
-        group: u32::try_from(problem.group()).unwrap_or(u32::MAX),
-        compute_capability: facts.compute_capability,
-        class: facts.class().into(),
-    }
-}
-
-/// Queries of an entry of keys, in the mean: of packed queries those of a sequence.
-fn mean_queries(problem: &Problem, options: &RawOptions) -> usize {
-    problem.seqlen_q.div_ceil(options.key_entries().max(1))
-}
-
-/// Queries of an entry of keys, at most: of packed queries, if every sequence has one, and heads may share tiles.
-fn longest_queries(problem: &Problem, options: &RawOptions) -> usize {
-    let others = options.key_entries().max(1) - 1;
-    match options.alibi {
-        None if options.has_packed_queries() => problem.seqlen_q.saturating_sub(others).max(1),
-        _ => mean_queries(problem, options),
-    }
-}
 
 /// The division of a problem for a kernel that computes attention.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -122,21 +73,21 @@ impl Division {
 }
 
 impl Schedule {
-    /// Divides a [valid](Problem::validate) problem that the kernel serves. Query tiles have rows of one of so many `parts` of the
-    /// queries: of packed queries those of each sequence, those before the first and those behind the last; else there is one.
+    /// Divides a [valid](Problem::validate) problem that the kernel serves. Query tiles have rows of one of the options'
+    /// [parts](RawOptions::query_parts) of the queries.
     pub fn new(
         kernel: &MainKernel,
         problem: &Problem,
         facts: &Facts,
         division: Division,
-        parts: usize,
+        options: &RawOptions,
     ) -> Result<Self> {
-        let packed = packed(kernel, problem);
+        let packed = kernel.packed(problem);
         // No overflow in 128 bits: `validate` has `batch * heads` below 2^63 and lengths below 2^31.
         let heads = (problem.batch * problem.heads / packed) as u128 * u128::from(kernel.slices);
         let rows = problem.seqlen_q as u128 * packed as u128;
         // The last tile of each part may lack all rows but one.
-        let missing = parts as u128 * u128::from(kernel.q_rows - 1);
+        let missing = options.query_parts() as u128 * u128::from(kernel.q_rows - 1);
         let q_tiles = ((rows + missing) / u128::from(kernel.q_rows)).min(rows);
         let grid = |blocks| grid(kernel.entry.name, blocks);
         let tiles = grid(heads * q_tiles)?;
@@ -171,60 +122,6 @@ impl Schedule {
             waves: waves(kernel, problem, facts),
         })
     }
-
-    /// Units of about these splits, of which each entry has as many as its keys take; none where there is nothing to divide.
-    ///
-    /// The last unit of each entry is smaller, so there may be one more for each: units are larger than splits by as much, and together
-    /// no more. Else the last few would run when all others are done.
-    pub fn units(&self, kernel: &MainKernel, problem: &Problem) -> Option<Units> {
-        let all = problem.batch as u64 * problem.seqlen_kv as u64;
-        let most = u32::try_from(all).ok()?;
-        let keys = match self.splits {
-            1 => self.split_keys,
-            splits => (problem.seqlen_kv as u32).div_ceil(splits - 1),
-        };
-        let keys = keys.next_multiple_of(kernel.keys);
-        let count = problem.batch as u64 + u64::from(most.div_ceil(keys));
-        let least = SPLIT_STEPS * kernel.keys;
-        let divides = problem.batch > 1 && problem.seqlen_kv > least as usize;
-        divides.then_some(Units {
-            count: u32::try_from(count).ok()?,
-            keys,
-            step: kernel.keys,
-            least,
-            counters: self.counters(kernel, problem).unwrap_or(0),
-        })
-    }
-
-    /// Counters of the tiles, if the last block of each combines its units.
-    fn counters(&self, kernel: &MainKernel, problem: &Problem) -> Option<u32> {
-        let rows = u32::try_from(problem.seqlen_q)
-            .ok()?
-            .checked_mul(self.packed)?;
-        let tiles = problem.batch as u64 * problem.heads as u64 / u64::from(self.packed);
-        let (tiles, sizes) = (u32::try_from(tiles).ok()?, [rows, problem.dim_v as u32]);
-        let combines = UnitsRef::last_combines(tiles, sizes, kernel.entry.threads / 32);
-        (kernel.may_combine && combines).then_some(tiles)
-    }
-
-    /// The schedule by units in place of splits.
-    ///
-    /// # Errors
-    /// If there are too many blocks.
-    pub fn of_units(self, kernel: &MainKernel, problem: &Problem, units: Units) -> Result<Self> {
-        let tiles = problem.heads as u64 / u64::from(self.packed) * u64::from(self.q_tiles);
-        Ok(Schedule {
-            splits: units.count,
-            blocks: grid(
-                kernel.entry.name,
-                u128::from(tiles) * u128::from(units.count),
-            )?,
-            has_units: true,
-            last_combines: units.counters > 0,
-            waves: [1, 1],
-            ..self
-        })
-    }
 }
 
 /// Into how many splits of `least` steps or more the keys of each of `blocks` blocks are best divided, on a GPU that holds `slots`
@@ -251,73 +148,45 @@ fn splits(blocks: u32, [key_blocks, least]: [u32; 2], slots: u32) -> u32 {
     (1..=most).find(is_near).unwrap_or(1)
 }
 
-/// Query heads that share a query tile.
-fn packed(kernel: &MainKernel, problem: &Problem) -> usize {
-    if kernel.is_grouped {
-        problem.group()
-    } else {
-        1
-    }
-}
-
-/// How many heads take turns, in a wave and at least in the last one. Without a mask all tiles weigh the same, and a head at a
-/// time keeps its keys and values closest.
-fn waves(kernel: &MainKernel, problem: &Problem, facts: &Facts) -> [u32; 2] {
-    // Heads that share tiles count once.
-    let packed = packed(kernel, problem);
-    let heads = problem.batch * problem.heads / packed;
-    let of_keys = problem.group() / packed;
-    let kv_bytes = 2 * size_of::<u16>() * problem.seqlen_kv * problem.dim;
-    let fitting = |bytes: usize| (bytes / kv_bytes).max(1).saturating_mul(of_keys);
-    let l2_bytes = facts.l2_bytes as usize;
-    // The rest is for q, o and what comes next; kernels that compute slices of O read slower: `docs/tuning.md`.
-    let share = l2_bytes / 3 * if kernel.slices == 1 { 2 } else { 6 };
-    let waves = match kernel.waves {
-        Waves::Heads => [1, 1],
-        // Waves of as many heads as share the L2 cache with their keys and values.
-        Waves::Even => [heads.div_ceil(heads.div_ceil(fitting(share))), 1],
-        // Smaller ones, so that tiles that read new keys run beside others. The last has half as many heads as
-        // multiprocessors, if they share the cache: its light tiles fill the time until the last block is done.
-        Waves::Uneven => {
-            let wave = fitting(l2_bytes / 6);
-            let half = facts.multiprocessors as usize / 2;
-            [wave, fitting(share).min(half.max(wave))]
-        }
-    };
-    // Slices of a head read the same keys.
-    waves.map(|wave| wave.min(heads) as u32 * kernel.slices)
-}
-
 #[cfg(test)]
-mod tests {
-    use super::{
-        Division, LEAST_STEPS, MAX_SPLITS, NEAR_BEST, SPLIT_STEPS, Schedule, splits, waves,
-    };
+pub(super) mod tests {
+    use super::{Division, LEAST_STEPS, MAX_SPLITS, NEAR_BEST, SPLIT_STEPS, Schedule, splits};
     use crate::device::Class;
     use crate::device::Facts;
-    use crate::error::Error;
+    use crate::error::{Error, Result};
     use crate::forward::Problem;
     use crate::forward::main_kernel::MainKernel;
+    use crate::forward::request::request;
     use crate::options::RawOptions;
     use crate::plan::MAX_BLOCKS;
     use kernels::catalog::select::select;
     use kernels::catalog::{self, Dtype, KERNELS};
     use proptest::prelude::*;
 
-    const H200: Facts = Facts {
+    pub const H200: Facts = Facts {
         l2_bytes: 60 << 20,
         ..Facts::emulated(Class::Sm90)
     };
 
-    fn kernel(name: &str) -> MainKernel {
+    pub fn kernel(name: &str) -> MainKernel {
         MainKernel::from(catalog::named(name).expect("in the catalog"))
     }
 
-    fn problem(q: [usize; 3], kv: [usize; 2], dim: usize) -> Problem {
+    pub fn problem(q: [usize; 3], kv: [usize; 2], dim: usize) -> Problem {
         let [batch, heads, seqlen_q] = q;
         let [kv_heads, seqlen_kv] = kv;
         let kv = [batch, kv_heads, seqlen_kv, dim];
         Problem::new([batch, heads, seqlen_q, dim], kv, kv, false, None).expect("valid")
+    }
+
+    /// The schedule of a call without options.
+    pub fn scheduled(
+        kernel: &MainKernel,
+        problem: &Problem,
+        facts: &Facts,
+        division: Division,
+    ) -> Result<Schedule> {
+        Schedule::new(kernel, problem, facts, division, &RawOptions::default())
     }
 
     /// Of the time that all slots have, the part that takes keys.
@@ -341,7 +210,7 @@ mod tests {
         fn a_full_gpu_is_left_alone(heads in 400usize..3000, seqlen_kv in 1usize..100_000) {
             let of = |name, seqlen_q| {
                 let problem = problem([heads, 1, seqlen_q], [1, seqlen_kv], 64);
-                Schedule::new(&kernel(name), &problem, &H200, Division::Best, 1).expect("a grid").splits
+                scheduled(&kernel(name), &problem, &H200, Division::Best).expect("a grid").splits
             };
             prop_assert_eq!(of("forward_f16_d64", 128), 1);
             let slots = H200.multiprocessors * kernel("decode_f16_d64").resident_blocks(&H200);
@@ -358,20 +227,6 @@ mod tests {
             let n = splits(blocks, [key_blocks, least], mps * resident);
             prop_assert!((1..=MAX_SPLITS).contains(&n));
             prop_assert!(n == 1 || key_blocks / n >= least);
-        }
-
-        /// Whatever lengths entries have, units are no more than the splits of all, where there are several, and no fewer than half.
-        #[test]
-        fn units_take_the_place_of_splits(batch in 2usize..300, heads in 1usize..20, seqlen_kv in 300usize..200_000) {
-            let problem = problem([batch, 4 * heads, 1], [heads, seqlen_kv], 128);
-            let kernel = kernel("decode_optional_f16_d128");
-            let schedule = Schedule::new(&kernel, &problem, &H200, Division::Best, 1).expect("a grid");
-            let units = schedule.units(&kernel, &problem).expect("several entries of many keys");
-            let all = batch as u32 * schedule.splits;
-            prop_assert_eq!(units.keys % kernel.keys, 0);
-            if schedule.splits > 1 {
-                prop_assert!((all.div_ceil(2)..=all).contains(&units.count), "{} units for {all} splits", units.count);
-            }
         }
 
         /// Where a split is long beside what it costs, hardly another number would use the GPU better.
@@ -398,7 +253,7 @@ mod tests {
             prop_assume!(kernel.forward().is_some());
             let tile = kernel.forward().expect("it computes attention").tile;
             let problem = problem([3, 2 * group, seqlen_q], [2, seqlen_kv], 32);
-            let s = Schedule::new(&MainKernel::from(kernel), &problem, &H200, asked, 1).expect("a grid");
+            let s = scheduled(&MainKernel::from(kernel), &problem, &H200, asked).expect("a grid");
             let (keys, last) = (s.split_keys as usize, s.splits as usize - 1);
             prop_assert!(last * keys < seqlen_kv && seqlen_kv <= (last + 1) * keys);
             prop_assert_eq!(s.split_keys % tile.keys, 0);
@@ -421,13 +276,7 @@ mod tests {
     #[test]
     fn known_shapes() {
         let automatic = |name, q, kv, dim| {
-            let schedule = Schedule::new(
-                &kernel(name),
-                &problem(q, kv, dim),
-                &H200,
-                Division::Best,
-                1,
-            );
+            let schedule = scheduled(&kernel(name), &problem(q, kv, dim), &H200, Division::Best);
             schedule.expect("a grid").splits
         };
         // 512 and 64 blocks for 264 places, two on each multiprocessor.
@@ -460,12 +309,11 @@ mod tests {
     fn splits_asked_for_are_shared_out_evenly() {
         let asked = |n| {
             let problem = problem([1, 1, 1], [1, 310], 128);
-            let schedule = Schedule::new(
+            let schedule = scheduled(
                 &kernel("decode_f16_d128"),
                 &problem,
                 &H200,
                 Division::Splits(n),
-                1,
             );
             let schedule = schedule.expect("a grid");
             (schedule.splits, schedule.split_keys)
@@ -482,17 +330,11 @@ mod tests {
     fn the_grid_has_a_limit() {
         let schedule = |batch, splits| {
             let problem = problem([batch, 1, 1], [1, 64], 8);
-            Schedule::new(&kernel("decode_f16_d128"), &problem, &H200, splits, 1)
+            scheduled(&kernel("decode_f16_d128"), &problem, &H200, splits)
         };
         let limit = MAX_BLOCKS as usize;
         let packed = problem([1 << 26, 64, 1], [1, 64], 8);
-        let packed = Schedule::new(
-            &kernel("decode_f16_d128"),
-            &packed,
-            &H200,
-            Division::Best,
-            1,
-        );
+        let packed = scheduled(&kernel("decode_f16_d128"), &packed, &H200, Division::Best);
         assert_eq!(
             schedule(limit, Division::Best).map(|s| s.blocks),
             Ok(MAX_BLOCKS)
@@ -516,7 +358,7 @@ mod tests {
         };
         let problem = problem([1, 1, 1], [1, 4096], 128);
         let splits = |asked| {
-            let schedule = Schedule::new(&kernel("decode_f16_d128"), &problem, &facts, asked, 1);
+            let schedule = scheduled(&kernel("decode_f16_d128"), &problem, &facts, asked);
             schedule.expect("a grid").splits
         };
         assert_eq!(
@@ -550,64 +392,12 @@ mod tests {
             assert_eq!(facts.class(), class);
             let problem = problem([1, 32, 1], [8, 131_072], 128);
             let options = RawOptions::default();
-            let request = super::request(Dtype::F16, &problem, &options, &facts);
+            let request = request(Dtype::F16, &problem, &options, &facts);
             let kernel = select(&request).expect("a kernel");
             assert_eq!(kernel.name, name);
-            let schedule = Schedule::new(
-                &MainKernel::from(kernel),
-                &problem,
-                &facts,
-                Division::Best,
-                1,
-            )
-            .expect("a grid");
+            let schedule = scheduled(&MainKernel::from(kernel), &problem, &facts, Division::Best)
+                .expect("a grid");
             assert_eq!(schedule.splits, splits, "{name}");
         }
-    }
-
-    #[test]
-    fn heads_take_turns_where_their_keys_share_the_cache() {
-        let waves = |name: &str, heads, seqlen_kv, l2_bytes| {
-            let q = [2, heads, 1000, 64];
-            let kv = [2, 4, seqlen_kv, 64];
-            let problem = Problem::new(q, kv, kv, true, None).expect("a valid problem");
-            waves(&kernel(name), &problem, &Facts { l2_bytes, ..H200 })
-        };
-        let causal = "forward_f16_d64_causal";
-        let cache = 30 << 20;
-        assert_eq!(waves("forward_f16_d64", 4, 4096, cache), [1, 1]);
-        assert_eq!(waves(causal, 4, 4096, cache), [8, 1]);
-        // A head and its group, though its keys and values alone fill the cache.
-        assert_eq!(waves(causal, 12, 1 << 20, cache), [3, 1]);
-        // 20 of these fit; 32 make two waves of one size.
-        assert_eq!(waves(causal, 16, 16384, cache), [16, 1]);
-        // Two thirds of 48 MB are the 4 MB of each of 8 heads; of a little less, two waves.
-        assert_eq!(waves(causal, 4, 16384, 48 << 20), [8, 1]);
-        assert_eq!(waves(causal, 4, 16384, (48 << 20) - 3), [4, 1]);
-        // A device that tells no size.
-        assert_eq!(waves(causal, 16, 16384, 0), [4, 1]);
-        let hopper = "hopper_f16_d64_causal";
-        // A sixth of the cache has room for 5; two thirds have for all 8.
-        assert_eq!(waves(hopper, 4, 4096, cache), [5, 8]);
-        assert_eq!(waves(hopper, 12, 1 << 20, cache), [3, 3]);
-        assert_eq!(waves(hopper, 16, 16384, cache), [4, 20]);
-        assert_eq!(waves(hopper, 16, 16384, 0), [4, 4]);
-    }
-
-    #[test]
-    fn the_last_wave_has_half_as_many_heads_as_multiprocessors() {
-        let shape = [32, 16, 512, 256];
-        let problem = Problem::new(shape, shape, shape, true, None).expect("a valid problem");
-        let waves = |facts| waves(&kernel("hopper_f16_d256_causal"), &problem, &facts);
-        assert_eq!(waves(H200), [20, 66]);
-        // Few large ones have no smaller last wave than the others.
-        let multiprocessors = 10;
-        assert_eq!(
-            waves(Facts {
-                multiprocessors,
-                ..H200
-            }),
-            [20, 20]
-        );
     }
 }

@@ -20,7 +20,6 @@ pub(super) fn shared(
     (problem, args): (&Problem, &RawForward),
     facts: &Facts,
     division: Division,
-    parts: usize,
 ) -> Result<Option<(MainKernel, Schedule)>> {
     if !may_share(kernel, problem, args) {
         return Ok(None);
@@ -30,7 +29,7 @@ pub(super) fn shared(
         ..*kernel
     };
     shared.entry.switches = kernel.entry.switches.with(Switch::Group, true);
-    let of_groups = Schedule::new(&shared, problem, facts, division, parts)?;
+    let of_groups = Schedule::new(&shared, problem, facts, division, &args.options)?;
     let time = |schedule| time(kernel, schedule, problem, facts);
     let is_faster = args.options.has_packed_queries() || time(&of_groups) <= time(schedule);
     Ok(is_faster.then_some((shared, of_groups)))

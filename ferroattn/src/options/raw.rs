@@ -121,6 +121,15 @@ impl RawOptions {
             .map_or(1, |sequences| sequences.key_entries())
     }
 
+    /// Parts of the queries that share no tile: of packed queries those of each sequence, those before the first and those behind the
+    /// last.
+    pub(crate) fn query_parts(&self) -> usize {
+        match self.has_packed_queries() {
+            true => self.key_entries().saturating_add(2),
+            false => 1,
+        }
+    }
+
     /// How many keys of the problem are of one entry of keys.
     pub(crate) fn keys_of_entry(&self, p: &Problem) -> usize {
         p.seqlen_kv / self.key_entries().max(1)

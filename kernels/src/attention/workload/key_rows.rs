@@ -5,7 +5,6 @@ use crate::abi::{ForwardParams, TensorRef};
 use crate::layout::element;
 use crate::layout::rows::{Rows, Strided};
 use crate::ptx::{global, shuffle, special, switch};
-use core::marker::PhantomData;
 
 /// The rows of k and v that a batch entry reads: of its own entry of the tensors, of another one, or of several.
 ///
@@ -28,28 +27,27 @@ pub trait KeyRows: Copy {
     fn rows(self, tensor: &TensorRef, head: u32, first: u32, elements: u32) -> Self::Rows;
 
     /// The boxes of a tensor map in which the `keys` keys of a step lie, from key `first` on.
-    fn boxes(self, first: u32, keys: u32) -> Boxes<Self>;
+    fn boxes(self, first: u32, keys: u32) -> Boxes;
 }
 
 /// The boxes of a tensor map in which the keys of a step lie: one or, of pages, several, of which each lane knows one.
 #[derive(Clone, Copy)]
-pub struct Boxes<R> {
+pub struct Boxes {
     /// The row of the first box, or the lane's.
     row: u32,
     /// The entry where it lies.
     entry: u32,
     /// Keys of a box.
     pub keys: u32,
-    of: PhantomData<R>,
 }
 
-impl<R: KeyRows> Boxes<R> {
-    /// The row and the entry of box `number`, 0 to 31.
+impl Boxes {
+    /// The row and the entry of box `number`, 0 to 31, of such rows.
     ///
     /// # Safety
     /// All lanes of the warp make the same call.
     #[inline(always)]
-    pub unsafe fn place(self, number: u32) -> [u32; 2] {
+    pub unsafe fn place<R: KeyRows>(self, number: u32) -> [u32; 2] {
         let own = [self.row, self.entry];
         match R::HAS_PAGES && switch::pages() {
             // SAFETY: the caller's promise.
@@ -85,12 +83,11 @@ impl<const CACHED: bool> KeyRows for EntryRows<CACHED> {
     }
 
     #[inline(always)]
-    fn boxes(self, first: u32, keys: u32) -> Boxes<Self> {
+    fn boxes(self, first: u32, keys: u32) -> Boxes {
         Boxes {
             row: first,
             entry: self.sequence.batch,
             keys,
-            of: PhantomData,
         }
     }
 }
@@ -160,13 +157,8 @@ impl KeyRows for PageRows {
     }
 
     #[inline(always)]
-    fn boxes(self, first: u32, keys: u32) -> Boxes<Self> {
-        let mut boxes = Boxes {
-            row: first,
-            entry: self.entry.sequence.batch,
-            keys,
-            of: PhantomData,
-        };
+    fn boxes(self, first: u32, keys: u32) -> Boxes {
+        let mut boxes = self.entry.boxes(first, keys);
         if switch::pages() {
             boxes.keys = self.table.box_keys;
             // A page's number takes a trip to the cache, for all boxes at once.

@@ -45,7 +45,7 @@ pub unsafe fn produce<M: Mask, H: Heads, C: Score, const S: u32>(
             mbarrier::arrive_expect_once(full, LatentMemory::STAGE_BYTES);
             let (mut number, mut skipped) = (0, 0);
             while skipped < KEYS {
-                let [row, entry] = boxes.place(number).map(|of| of as i32);
+                let [row, entry] = boxes.place::<C::Keys>(number).map(|of| of as i32);
                 let to = to.skip_rows(skipped);
                 let mut panel = 0;
                 while panel < LatentMemory::DIM / to.width {

@@ -184,7 +184,7 @@ impl<K: Kernel> Producer<K> {
         map: u64,
         full: u32,
         columns: [u32; 2],
-        (boxes, keys): (Boxes<<K::Score as Score>::Keys>, u32),
+        (boxes, keys): (Boxes, u32),
         source: &Source<K>,
     ) {
         // Pages have 8 keys or more, and each lane knows a box.
@@ -193,7 +193,7 @@ impl<K: Kernel> Producer<K> {
         let load = |number: u32, skipped: u32| {
             // SAFETY: the caller's promise.
             unsafe {
-                let [row, entry] = boxes.place(number);
+                let [row, entry] = boxes.place::<<K::Score as Score>::Keys>(number);
                 let (to, place) = (to.skip_rows(skipped), (row as i32, head, entry));
                 load_panels(to, map, full, columns, place)
             }
@@ -248,7 +248,7 @@ impl<K: Kernel> Producer<K> {
                 let panels = chunk * columns / Panels::width_for(K::D);
                 let to = memory.k(place.stage()).skip_panels(panels);
                 place.acquire(full);
-                // Before the stage is free, it costs 0.5 % of chunks of prompts in pages.
+                // Page numbers are read now: read while the stage is in use, they cost 0.5 % (`docs/diary.md`).
                 let boxes = source.rows.boxes(key, K::BC);
                 K::Watch::note(self.notes, place.0, Event::LoadsK);
                 let (map, columns) = (self.maps + 128, [chunk * columns, columns]);
