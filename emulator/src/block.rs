@@ -3,6 +3,7 @@
 use crate::barrier::{Arrival, Ballot};
 use crate::bulk::{BulkCopies, Late};
 use crate::clocks::Knowledge;
+use crate::cluster::{Cluster, ClusterUse};
 use crate::context::Context;
 use crate::counters::Tally;
 use crate::decode::Action;
@@ -16,6 +17,7 @@ use crate::setting::Setting;
 use crate::shared::Shared;
 use crate::warp::{State, WARPS, Warp};
 use crate::warpgroup::Warpgroup;
+use std::rc::Rc;
 
 /// Named barriers of a block.
 const BARRIERS: usize = 16;
@@ -44,6 +46,9 @@ pub(crate) struct Block<'a> {
     mbarriers: Mbarriers,
     bulk: BulkCopies,
     pool: Option<Pool>,
+    cluster: Rc<Cluster>,
+    /// Of two phases of the cluster's barrier, even and odd ones: the last, and the knowledge of this block's warps that arrived in it.
+    at_cluster: [(u32, Knowledge); 2],
     /// Chooses the warp that takes a turn.
     random: Random,
     stall: Stall,
@@ -59,7 +64,12 @@ pub(crate) enum Progress {
 }
 
 impl<'a> Block<'a> {
-    pub fn new(kernel: &'a Kernel, launch: &'a Setting, position: [u32; 3]) -> Self {
+    pub fn new(
+        kernel: &'a Kernel,
+        launch: &'a Setting,
+        position: [u32; 3],
+        cluster: Rc<Cluster>,
+    ) -> Self {
         let threads = launch.threads();
         let warps = threads.div_ceil(32) as usize;
         let has_products = kernel.has_products;
@@ -85,6 +95,8 @@ impl<'a> Block<'a> {
             pool: kernel
                 .registers_at_launch
                 .map(|registers| Pool::new(registers, warps)),
+            cluster,
+            at_cluster: Default::default(),
             random: Random::new(launch.options.seed, position),
             stall: Stall::default(),
         }
@@ -104,6 +116,7 @@ impl<'a> Block<'a> {
     /// Runs the block until it ends, until all of its warps wait for other blocks, or for this many turns of warps.
     pub fn go_on(&mut self, tallies: &mut [Tally], turns: u64) -> Result<Progress, Box<Fault>> {
         self.end_sleep();
+        self.wake();
         for _ in 0..turns {
             let is_running = |w: &&Warp| w.state == State::Running;
             let running = self.warps.iter().filter(is_running).count() as u64;
@@ -139,12 +152,17 @@ impl<'a> Block<'a> {
 
     /// Lets warps go on whose phase is complete by now, or for which there are enough registers.
     fn wake(&mut self) {
+        let phase = self.cluster.phase();
         for warp in &mut self.warps {
             let may_go_on = match warp.state {
                 State::Polling { mbarrier, phase } => self.mbarriers.phase(mbarrier) != phase,
                 State::AwaitingRegisters(count) => {
                     let pool = self.pool.as_mut();
                     pool.is_some_and(|pool| pool.resize(warp.index, count))
+                }
+                State::AtCluster(awaited) if awaited != phase => {
+                    warp.learn(warp.threads, &self.at_cluster[awaited as usize % 2].1);
+                    true
                 }
                 _ => false,
             };
@@ -180,7 +198,8 @@ impl<'a> Block<'a> {
             self.wake();
             return Ok(Resolved::GoOn);
         }
-        if self.warps.iter().any(|warp| warp.state == State::Sleeping) {
+        let waits = |warp: &Warp| matches!(warp.state, State::Sleeping | State::AtCluster(_));
+        if self.warps.iter().any(waits) {
             return Ok(Resolved::Sleep);
         }
         let polling = |warp: &Warp| matches!(warp.state, State::Polling { .. });
@@ -271,12 +290,20 @@ impl<'a> Block<'a> {
                 if let Some(line) = context.warp.products.unfinished() {
                     return Err(Violation::of_warp(Rule::UnfinishedProduct { line }));
                 }
+                if context.warp.state == State::Exited {
+                    self.cluster.exit(context.warp)?;
+                }
             }
             Action::Trap => return Err(Violation::of_lanes(Rule::Trap, active)),
             Action::Barrier(barrier) => {
                 let arrival = barrier.arrive(&context)?;
                 context.warp.advance();
                 self.arrive(index, &arrival)?;
+            }
+            Action::Cluster(side) => {
+                context.require(context.warp.threads)?;
+                context.warp.advance();
+                self.meet_cluster(index, *side)?;
             }
             Action::Warpgroup(operation) => {
                 context.require(u32::MAX)?;
@@ -359,6 +386,24 @@ impl<'a> Block<'a> {
         Ok(())
     }
 
+    /// Records what a warp does at the barrier of its cluster.
+    fn meet_cluster(&mut self, index: usize, side: ClusterUse) -> Result<(), Box<Violation>> {
+        let warp = &mut self.warps[index];
+        match side {
+            ClusterUse::Arrive => {
+                let phase = self.cluster.arrive(warp)?;
+                warp.synchronise(warp.threads);
+                let known = &mut self.at_cluster[phase as usize % 2];
+                if known.0 != phase {
+                    *known = (phase, Knowledge::default());
+                }
+                known.1.join(warp.common());
+            }
+            ClusterUse::Wait => warp.state = State::AtCluster(self.cluster.wait(warp)?),
+        }
+        Ok(())
+    }
+
     /// The block ends if every warp has exited; otherwise the others wait for something that never
     /// comes.
     fn check_exits(&mut self) -> Result<(), Box<Fault>> {
@@ -413,6 +458,7 @@ impl<'a> Block<'a> {
                 }
                 State::Sleeping => "for the end of its sleep".to_owned(),
                 State::AtWarpgroup => "for the other warps of its warpgroup".to_owned(),
+                State::AtCluster(_) => "for the other blocks of its cluster".to_owned(),
             };
             let kernel = self.kernel;
             let instruction = &kernel.instructions[warp.last];

@@ -2,6 +2,7 @@
 //! closure over them.
 
 use crate::barrier::BarrierUse;
+use crate::cluster::ClusterUse;
 use crate::context::Context;
 use crate::error::Violation;
 use crate::host;
@@ -28,6 +29,8 @@ impl<F: Fn(&mut Context) -> Result<(), Box<Violation>> + Send + Sync> OnLanes fo
 
 /// The effect of an instruction.
 pub(crate) enum Action {
+    /// Arrives at the barrier of the block's cluster, or waits there.
+    Cluster(ClusterUse),
     /// Works on registers and memory; the warp goes on with the next instruction.
     Lanes(Operation),
     /// `target` is the number of a reference to a label until the kernel is complete, and then an

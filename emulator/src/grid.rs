@@ -2,12 +2,14 @@
 //! some are resident and take turns.
 
 use crate::block::{Block, Progress};
+use crate::cluster::Cluster;
 use crate::counters::Tally;
 use crate::error::Fault;
 use crate::kernel::Kernel;
 use crate::random::Random;
 use crate::setting::Setting;
 use rayon::prelude::*;
+use std::rc::Rc;
 
 /// The most blocks that are resident at a time.
 const MOST_RESIDENT: u64 = 8;
@@ -21,6 +23,12 @@ const MOST_OF_A_LOOK: u64 = 8;
 impl Setting {
     fn blocks(&self) -> u64 {
         self.grid.into_iter().map(u64::from).product()
+    }
+
+    /// A cluster of this launch.
+    fn new_cluster(&self) -> Rc<Cluster> {
+        let warps = self.options.cluster * self.threads().div_ceil(32);
+        Rc::new(Cluster::new(warps))
     }
 
     fn position(&self, index: u64) -> [u32; 3] {
@@ -44,7 +52,8 @@ pub(crate) fn in_parallel(kernel: &Kernel, launch: &Setting) -> Result<Vec<Tally
     let tallies = (0..launch.blocks()).into_par_iter().try_fold(
         || tallies_of(kernel),
         |mut tallies, index| -> Result<_, Box<Fault>> {
-            Block::new(kernel, launch, launch.position(index)).run(&mut tallies)?;
+            let (position, cluster) = (launch.position(index), launch.new_cluster());
+            Block::new(kernel, launch, position, cluster).run(&mut tallies)?;
             Ok(tallies)
         },
     );
@@ -57,19 +66,25 @@ pub(crate) fn in_parallel(kernel: &Kernel, launch: &Setting) -> Result<Vec<Tally
     sum.expect("the grid is not empty")
 }
 
-/// Runs the blocks as the seed says: they begin in their order, one to eight are resident at a time, and these take
-/// turns.
+/// Runs the blocks as the seed says: clusters begin in their order, one to eight blocks are resident at a time, or a whole cluster, and
+/// these take turns.
 pub(crate) fn interleaved(kernel: &Kernel, launch: &Setting) -> Result<Vec<Tally>, Box<Fault>> {
     let mut random = Random::new(launch.options.seed, launch.grid);
-    let slots = 1 + random.below(MOST_RESIDENT) as usize;
+    let cluster = launch.options.cluster as usize;
+    let slots = (1 + random.below(MOST_RESIDENT) as usize).max(cluster);
     let mut tallies = tallies_of(kernel);
     let mut waiting = 0..launch.blocks();
     let mut resident: Vec<Block> = Vec::new();
     let mut in_vain = 0;
     loop {
-        let free = slots - resident.len();
-        let begin = waiting.by_ref().take(free);
-        resident.extend(begin.map(|index| Block::new(kernel, launch, launch.position(index))));
+        while resident.len() + cluster <= slots && !waiting.is_empty() {
+            let shared = launch.new_cluster();
+            let begin = waiting
+                .by_ref()
+                .take(cluster)
+                .map(|index| launch.position(index));
+            resident.extend(begin.map(|at| Block::new(kernel, launch, at, shared.clone())));
+        }
         if resident.is_empty() {
             return Ok(tallies);
         }

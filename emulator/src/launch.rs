@@ -8,6 +8,9 @@ use crate::memory::Memory;
 use crate::setting::{Options, Setting};
 use crate::shared::MAX_CLOCK;
 
+/// The most blocks of a cluster, which Hopper has for kernels that ask; else 8.
+const MOST_OF_A_CLUSTER: u32 = 16;
+
 /// A value for a kernel parameter.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Argument<'a> {
@@ -164,6 +167,15 @@ fn check_sizes(kernel: &Kernel, launch: &Setting) -> Result<(), Error> {
         x > 0 && x <= i32::MAX as u32 && (1..=65535).contains(&y) && (1..=65535).contains(&z);
     let allowed = "1 to 2147483647 by 1 to 65535 by 1 to 65535 blocks".to_owned();
     check("the grid", fits, allowed, format!("{x} by {y} by {z}"))?;
+    let cluster = launch.options.cluster;
+    let fits = (1..=MOST_OF_A_CLUSTER).contains(&cluster) && x.is_multiple_of(cluster);
+    let allowed = format!("1 to {MOST_OF_A_CLUSTER} blocks, and a grid of whole ones");
+    check(
+        "the cluster",
+        fits,
+        allowed,
+        format!("{cluster} of {x} blocks"),
+    )?;
     let most = kernel.max_threads.unwrap_or(1024).min(1024);
     let [x, y, z] = launch.block;
     let threads = launch

@@ -62,7 +62,7 @@
 //! # What is not modelled
 //! - Time, caches, and the number of registers or blocks that fit a multiprocessor: a thread that gave
 //!   registers back is not held to what it kept.
-//! - Clusters: a block is alone in its own.
+//! - Shared memory of other blocks of a cluster: the barrier of a cluster is there, and who a block is in it.
 //! - Memory orders weaker than the rules above.
 //! - Races in global memory, between threads or with bulk copies.
 //! - Lanes that hardware lets run ahead of each other within a warp, other than as a race in shared
@@ -81,6 +81,7 @@ mod bulk;
 mod bytes;
 mod cfg;
 mod clocks;
+mod cluster;
 mod context;
 mod copies;
 mod counters;

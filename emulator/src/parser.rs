@@ -194,9 +194,15 @@ impl<'a> Parser<'a> {
         let has = |opcode: &str| instructions.iter().any(|i| i.opcode.starts_with(opcode));
         Ok(Kernel {
             has_products: has("wgmma."),
-            blocks_meet: ["atom.", "red.", "cp.reduce.", "nanosleep."]
-                .into_iter()
-                .any(has),
+            blocks_meet: [
+                "atom.",
+                "red.",
+                "cp.reduce.",
+                "nanosleep.",
+                "barrier.cluster.",
+            ]
+            .into_iter()
+            .any(has),
             name,
             file: self.file.to_owned(),
             files: Arc::default(),

@@ -16,6 +16,8 @@ pub struct Options {
     /// Shared memory that a block can have, static and dynamic together, in bytes. The default is
     /// 227 KB, the most that any device has.
     pub max_shared_bytes: u32,
+    /// Blocks of a cluster, along x; 1 by default. They are resident at the same time.
+    pub cluster: u32,
     /// Whether `wgmma` of FP8 with sums in f32 keeps 14 bits of each product, as Hopper does; off by default.
     pub truncated_fp8_sums: bool,
 }
@@ -27,6 +29,7 @@ impl Default for Options {
             instruction_budget: u64::from(MAX_CLOCK) - 1,
             counters: false,
             max_shared_bytes: 227 << 10,
+            cluster: 1,
             truncated_fp8_sums: false,
         }
     }
@@ -47,5 +50,15 @@ impl Setting {
     /// Threads of a block.
     pub fn threads(&self) -> u32 {
         self.block.iter().product()
+    }
+
+    /// Clusters of the grid.
+    pub fn clusters(&self) -> [u32; 3] {
+        self.cluster_of(self.grid)
+    }
+
+    /// The position of a block's cluster.
+    pub fn cluster_of(&self, [x, y, z]: [u32; 3]) -> [u32; 3] {
+        [x / self.options.cluster, y, z]
     }
 }

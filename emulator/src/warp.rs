@@ -27,6 +27,8 @@ pub(crate) enum State {
     Sleeping,
     /// At an instruction of the warpgroup, until its other warps are there.
     AtWarpgroup,
+    /// At the barrier of its cluster, until this phase is complete.
+    AtCluster(u32),
     Exited,
 }
 
@@ -60,6 +62,8 @@ pub(crate) struct Warp {
     /// Products of its warpgroup under way.
     pub products: Products,
     pub state: State,
+    /// The phase of its cluster's barrier in which it arrived, until it waits.
+    pub cluster_phase: Option<u32>,
     /// Lanes that exist: fewer than 32 in the last warp of an odd block.
     pub threads: u32,
     /// Instructions executed.
@@ -86,6 +90,7 @@ impl Warp {
             bulk_groups: [0; 32],
             products: Products::default(),
             state: State::Running,
+            cluster_phase: None,
             threads,
             executed: 0,
             last: 0,

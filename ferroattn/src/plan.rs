@@ -58,6 +58,8 @@ pub struct Step {
     pub entry: Entry,
     /// Blocks of the grid.
     pub blocks: u32,
+    /// Blocks of a cluster; 1 where each is alone.
+    pub cluster: u32,
     /// Bytes of a block's dynamic shared memory.
     pub shared_bytes: u32,
     /// The kernel's parameter block.
@@ -107,6 +109,7 @@ impl Step {
         Ok(Step {
             entry,
             blocks: grid(entry.name, blocks)?,
+            cluster: 1,
             shared_bytes,
             params: bytemuck::bytes_of(params).to_vec(),
             places: places.to_vec(),

@@ -132,6 +132,7 @@ impl Plan {
                 name: entry.name,
                 function,
                 blocks: step.blocks,
+                cluster: step.cluster,
                 threads: entry.threads,
                 shared_bytes: step.shared_bytes,
                 argument: &params,

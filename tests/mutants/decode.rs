@@ -3,7 +3,7 @@
 use super::change::{always_first, remove};
 use super::{
     Mutant,
-    Which::{All, Last},
+    Which::{All, Last, Nth},
 };
 
 /// Packs heads, and has four buffers.
@@ -35,7 +35,8 @@ pub const MUTANTS: &[Mutant] = &[
         what: "a quotient of rows and heads taken before its shift",
         kernel: DECODE,
         pattern: "shr.u64",
-        which: Last,
+        // Those behind are of blocks that combine.
+        which: Nth(28),
         change: always_first,
     },
 ];

@@ -6,6 +6,7 @@
 
 mod backward;
 mod change;
+mod clusters;
 mod combine;
 mod csr;
 mod decode;
@@ -31,7 +32,7 @@ use crate::emulated::copies_are_of_every_element;
 use ferroattn::emulator::{Module, Options};
 use ferroattn::internals::Entry;
 use ferroattn::{Class, Device, Facts, device::Emulator};
-use kernels::abi::Switches;
+use kernels::abi::{Switch, Switches};
 use kernels::catalog::{self, Auxiliary, Family, Kernel};
 use kernels::text;
 use libtest_mimic::Failed;
@@ -71,6 +72,7 @@ pub fn tests() -> Vec<Test> {
         hopper::gradient::MUTANTS,
         shared_rows::MUTANTS,
         decode::MUTANTS,
+        clusters::MUTANTS,
         combine::MUTANTS,
         csr::MUTANTS,
         merge::MUTANTS,
@@ -144,6 +146,7 @@ impl Subject {
             (Some(runs), _) => (Some(runs), options::switches(name)),
             (None, Some((runs, switches))) => (Some(runs), switches),
             (None, None) => match pages::runs(name)
+                .or(clusters::runs(name))
                 .or(packed_queries::runs(name))
                 .or(latent::runs(name))
                 .or(fp8::runs(name))
@@ -179,6 +182,12 @@ impl Subject {
     ) -> ferroattn::Result<Device> {
         let mut facts = Facts::emulated(self.class);
         facts.multiprocessors = multiprocessors;
+        // A call with splits has clusters where there is room for them, and the switch is on in each text or in none.
+        if self.entry.switches.has(Switch::Cluster) {
+            facts = Facts::emulated(Class::Sm90);
+        } else if self.entry.name.starts_with("decode_") && self.entry.target.is_portable {
+            facts.compute_capability = Facts::emulated(Class::Sm80).compute_capability;
+        }
         Device::with_driver(Emulator::new(facts, options).with_ptx(self.entry.name, text))
     }
 

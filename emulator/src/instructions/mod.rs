@@ -7,6 +7,7 @@ mod accumulators;
 mod atomic;
 mod barrier;
 mod bulk;
+mod cluster;
 mod control;
 mod convert;
 mod cp_async;
@@ -54,6 +55,7 @@ const FAMILIES: &[fn(&mut Decoder) -> Decoded] = &[
     tensor_copy::decode,
     setmaxnreg::decode,
     atomic::decode,
+    cluster::decode,
 ];
 
 /// Turns a statement into an action.

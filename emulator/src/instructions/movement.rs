@@ -79,6 +79,26 @@ fn special<T: Value>(d: &mut Decoder, to: &Operand, name: &str) -> Decoded {
             c.write(to, [T::truncate(u64::from(c.launch.grid[axis])); 32]);
             Ok(())
         }),
+        ("%clusterid", Some(axis)) => lanes!(move |c| {
+            c.write(
+                to,
+                [T::truncate(u64::from(c.launch.cluster_of(c.block)[axis])); 32],
+            );
+            Ok(())
+        }),
+        ("%nclusterid", Some(axis)) => lanes!(move |c| {
+            c.write(to, [T::truncate(u64::from(c.launch.clusters()[axis])); 32]);
+            Ok(())
+        }),
+        ("%cluster_ctarank", None) => lanes!(move |c| {
+            let rank = c.block[0] % c.launch.options.cluster;
+            c.write(to, [T::truncate(u64::from(rank)); 32]);
+            Ok(())
+        }),
+        ("%cluster_nctarank", None) => lanes!(move |c| {
+            c.write(to, [T::truncate(u64::from(c.launch.options.cluster)); 32]);
+            Ok(())
+        }),
         // A warp's own time: it goes on by one with each instruction.
         ("%clock", None) => lanes!(move |c| {
             c.write(to, [T::truncate(c.warp.executed); 32]);

@@ -2,6 +2,7 @@
 //! kernels, whole and mutated, run in the tests of all devices.
 
 mod asynchronous;
+mod clusters;
 mod fp8_sums;
 mod fuzz;
 mod granules;

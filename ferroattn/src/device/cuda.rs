@@ -429,6 +429,15 @@ unsafe impl<B: Binding> Driver for CudaDriver<B> {
         self.call("reserving shared memory for a kernel", || unsafe {
             B::cuFuncSetAttribute(function, attribute as u32, most)
         })?;
+        // From 9 blocks on a cluster has to ask.
+        if self.facts.compute_capability >= (9, 0) {
+            let attribute =
+                sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED;
+            // SAFETY: as above.
+            self.call("allowing large clusters of a kernel", || unsafe {
+                B::cuFuncSetAttribute(function, attribute as u32, 1)
+            })?;
+        }
         Ok(Handle(function))
     }
 
@@ -458,7 +467,10 @@ unsafe impl<B: Binding> Driver for CudaDriver<B> {
 
     unsafe fn launch(&self, launch: &Launch) -> Result<()> {
         let mut arguments = [launch.argument.as_ptr().cast_mut().cast()];
-        let mut attribute = early_launch();
+        let mut attributes = [cluster_of(launch.cluster), early_launch()];
+        // A launch that is not early has the first one alone.
+        let all = 1 + u32::from(self.launches_early);
+        let skipped = usize::from(launch.cluster == 1);
         let config = sys::CUlaunchConfig {
             gridDimX: launch.blocks,
             gridDimY: 1,
@@ -468,13 +480,13 @@ unsafe impl<B: Binding> Driver for CudaDriver<B> {
             blockDimZ: 1,
             sharedMemBytes: launch.shared_bytes,
             hStream: launch.stream.cast(),
-            attrs: &raw mut attribute,
-            numAttrs: 1,
+            attrs: attributes[skipped..].as_mut_ptr(),
+            numAttrs: all - skipped as u32,
         };
         // SAFETY: the CUDA driver copies the arguments before it returns; the rest is the caller's word. What launches early
         // waits at its first instruction, since `load` wrote that.
         self.call("launching a kernel", || unsafe {
-            match self.launches_early {
+            match config.numAttrs > 0 {
                 true => B::cuLaunchKernelEx(
                     (&raw const config).cast(),
                     launch.function.0,
@@ -550,6 +562,19 @@ fn early(ptx: &CStr) -> Result<CString> {
         message: "the start of a kernel is not in the form of the builder".to_owned(),
     })?;
     Ok(CString::new(text).expect("a text without NUL has none after"))
+}
+
+/// The attribute of a launch whose clusters have so many blocks.
+fn cluster_of(blocks: u32) -> sys::CUlaunchAttribute {
+    // SAFETY: the attribute is plain data, and zeros are numbers of each of its fields.
+    let mut attribute: sys::CUlaunchAttribute = unsafe { std::mem::zeroed() };
+    attribute.id = sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
+    attribute.value.clusterDim = sys::CUlaunchAttributeValue_union__bindgen_ty_1 {
+        x: blocks,
+        y: 1,
+        z: 1,
+    };
+    attribute
 }
 
 /// The attribute of an early launch: it may begin when each block of the launch before has allowed it, or ended.

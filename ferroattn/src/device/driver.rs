@@ -39,6 +39,8 @@ pub struct Launch<'a> {
     pub function: Handle,
     /// Blocks of the grid, in one dimension.
     pub blocks: u32,
+    /// Blocks of a cluster, of which the grid has a multiple; 1 where each is alone.
+    pub cluster: u32,
     /// Threads of a block.
     pub threads: u32,
     /// Bytes of a block's dynamic shared memory.

@@ -213,7 +213,10 @@ unsafe impl Driver for Emulator {
             [launch.threads, 1, 1],
             launch.shared_bytes,
             &[Argument::Bytes(launch.argument)],
-            &self.options,
+            &::emulator::Options {
+                cluster: launch.cluster,
+                ..self.options
+            },
         );
         let counters = counters.map_err(failure)?;
         lock(&self.counters).push((launch.name, counters));

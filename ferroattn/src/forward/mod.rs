@@ -6,6 +6,7 @@ mod call;
 #[cfg(feature = "cpu")]
 pub mod check;
 pub mod choice;
+mod clusters;
 #[cfg(feature = "cpu")]
 pub(crate) mod cpu;
 mod e4m3;

@@ -51,7 +51,7 @@ pub(super) fn plan(
         }
         None => draft.launch(|params| params)?,
     }
-    if splits && !draft.schedule.last_combines {
+    if splits && !draft.schedule.combines {
         draft.combine()?;
     }
     draft.finish()
@@ -119,7 +119,10 @@ impl Draft {
             seqlen_kv,
             ..*problem
         };
-        let (kernel, schedule, tables) = divide(kernel, [problem, divided], args, facts, division)?;
+        let (mut kernel, schedule, tables) =
+            divide(kernel, [problem, divided], args, facts, division)?;
+        let switches = kernel.entry.switches;
+        kernel.entry.switches = switches.with(Switch::Cluster, schedule.cluster > 1);
         let tile_heads = problem.heads / schedule.packed as usize * kernel.slices as usize;
         // Units are of all entries, in whose place stands one.
         let entries = match tables.units {
@@ -243,7 +246,8 @@ impl Draft {
         let (kernel, blocks) = (self.kernel, u128::from(self.schedule.blocks));
         let params = block(self.params);
         let steps = &mut self.steps;
-        steps.launch(kernel.entry, blocks, kernel.shared_bytes, &params)?;
+        let step = steps.launch(kernel.entry, blocks, kernel.shared_bytes, &params)?;
+        step.cluster = self.schedule.cluster;
         Ok(())
     }
 
@@ -411,7 +415,8 @@ fn divide(
     )?;
     let schedule = Schedule::new(&kernel, divided, facts, division, &args.options)?;
     let shared = shared(&kernel, &schedule, (divided, args), facts, division)?;
-    let (kernel, mut schedule) = shared.unwrap_or((kernel, schedule));
+    let (kernel, schedule) = shared.unwrap_or((kernel, schedule));
+    let clustered = schedule.in_clusters(&kernel, divided, facts, division);
     if args.options.has_packed_queries() {
         let rows = problem.seqlen_q.saturating_mul(schedule.packed as usize);
         expect_at_most("the number of rows of packed queries", rows, MAX_SEQLEN)?;
@@ -424,7 +429,7 @@ fn divide(
             tiles: Some(tiles),
             ..Tables::default()
         };
-        return Ok((kernel, schedule, tables));
+        return Ok((kernel, clustered, tables));
     }
     let has_lengths = matches!(args.options.sequences, Some(Sequences::Padded { .. }));
     let may_divide =
@@ -432,9 +437,10 @@ fn divide(
     let units = may_divide
         .then(|| schedule.units(&kernel, problem))
         .flatten();
-    if let Some(units) = units {
-        schedule = schedule.of_units(&kernel, problem, units)?;
-    }
+    let schedule = match units {
+        Some(units) => schedule.of_units(&kernel, problem, units)?,
+        None => clustered,
+    };
     let tables = Tables {
         units,
         ..Tables::default()
@@ -553,6 +559,38 @@ mod tests {
                 let o_aligned = offset_of!(ForwardParams, o_aligned);
                 assert_eq!(main.params[o_aligned..][..4], [0; 4]);
             }
+        }
+    }
+
+    /// Blocks of a cluster have the splits of a tile, and combine them, on Hopper alone: other devices take a launch more.
+    #[test]
+    fn short_decoding_is_one_launch_on_hopper() {
+        let problem = Problem::new(
+            [2, 8, 1, 128],
+            [2, 2, 1024, 128],
+            [2, 2, 1024, 128],
+            false,
+            None,
+        );
+        let args = RawForward::row_major(&problem.expect("valid"));
+        let launches = |class, splits| {
+            let attention = Attention::new().splits(splits);
+            let plan = attention.plan(Some(&Facts::emulated(class)), Dtype::F16.into(), &args);
+            let plan = plan.expect("a kernel for it");
+            assert!(plan.workspace_bytes > 0);
+            let steps = plan.steps.iter();
+            let steps: Vec<_> = steps.map(|step| [step.blocks, step.cluster]).collect();
+            (plan.splits, steps)
+        };
+        assert_eq!(launches(Class::Sm90, 3), (3, vec![[12, 3]]));
+        assert_eq!(launches(Class::Sm90, 16), (16, vec![[64, 16]]));
+        // More than a cluster has.
+        assert_eq!(launches(Class::Sm90, 20).1.len(), 2);
+        let (splits, steps) = launches(Class::Sm90, 0);
+        assert_eq!(steps, [[4 * splits, splits]]);
+        for class in [Class::Sm80, Class::Sm86, Class::Sm100] {
+            let (_, steps) = launches(class, 3);
+            assert_eq!((steps[0], steps.len()), ([12, 1], 2));
         }
     }
 

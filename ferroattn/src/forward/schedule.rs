@@ -23,7 +23,7 @@ pub(super) const SPLIT_STEPS: u32 = 8;
 const LEAST_STEPS: u32 = 2;
 
 /// Splits that take as long as a step to combine.
-const STEP_SPLITS: u32 = 8;
+pub(super) const STEP_SPLITS: u32 = 8;
 
 /// How much of the best time is good enough if it takes fewer splits.
 const NEAR_BEST: f64 = 0.99;
@@ -43,8 +43,10 @@ pub struct Schedule {
     pub blocks: u32,
     /// Whether splits are units of all entries' keys.
     pub has_units: bool,
-    /// Whether the last block of a tile's units combines them.
-    pub last_combines: bool,
+    /// Whether blocks combine what they computed: the last one of a tile's units, or those of a cluster.
+    pub combines: bool,
+    /// Blocks of a cluster, which have all splits of a tile; 1 where blocks are alone.
+    pub cluster: u32,
     /// Heads whose query tiles take turns, and at least as many in the last wave; each slice of O's columns counts.
     pub waves: [u32; 2],
 }
@@ -118,7 +120,8 @@ impl Schedule {
             split_keys: split_blocks * kernel.keys,
             blocks: grid(u128::from(tiles) * u128::from(splits))?,
             has_units: false,
-            last_combines: false,
+            combines: false,
+            cluster: 1,
             waves: waves(kernel, problem, facts),
         })
     }
@@ -135,17 +138,20 @@ impl Schedule {
 /// The smallest `n` whose time is near the least will do. There are at most 128.
 fn splits(blocks: u32, [key_blocks, least]: [u32; 2], slots: u32) -> u32 {
     let most = (key_blocks / least).clamp(1, MAX_SPLITS);
-    let time = |n: u32| {
-        let waves = (u64::from(blocks) * u64::from(n)).div_ceil(u64::from(slots));
-        let steps = waves * u64::from(key_blocks.div_ceil(n));
-        match n {
-            1 => steps * u64::from(STEP_SPLITS),
-            _ => (steps + waves * u64::from(SPLIT_STEPS)) * u64::from(STEP_SPLITS) + u64::from(n),
-        }
-    };
+    let time = |n: u32| time(n, blocks, key_blocks, slots);
     let least = (1..=most).map(time).min().unwrap_or(0);
     let is_near = |&n: &u32| time(n) as f64 * NEAR_BEST <= least as f64;
     (1..=most).find(is_near).unwrap_or(1)
+}
+
+/// The time of `n` splits that a kernel of its own combines, in eighths of a step.
+pub(super) fn time(n: u32, blocks: u32, key_blocks: u32, slots: u32) -> u64 {
+    let waves = (u64::from(blocks) * u64::from(n)).div_ceil(u64::from(slots));
+    let steps = waves * u64::from(key_blocks.div_ceil(n));
+    match n {
+        1 => steps * u64::from(STEP_SPLITS),
+        _ => (steps + waves * u64::from(SPLIT_STEPS)) * u64::from(STEP_SPLITS) + u64::from(n),
+    }
 }
 
 #[cfg(test)]

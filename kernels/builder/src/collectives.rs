@@ -7,12 +7,13 @@ use std::fmt::{self, Display, Formatter};
 use std::path::{Path, PathBuf};
 
 /// The instructions of a whole warp, or of the whole block's pipeline: names, and the texts that are one.
-pub(crate) const INSTRUCTIONS: [(&str, &[&str]); 21] = [
+pub(crate) const INSTRUCTIONS: [(&str, &[&str]); 22] = [
     ("mma.sync", &["mma.sync."]),
     ("ldmatrix", &["ldmatrix.sync."]),
     ("stmatrix", &["stmatrix.sync."]),
     ("cp.async", &["cp.async.cg."]),
     ("bar", &["bar.sync ", "bar.arrive ", "bar.red."]),
+    ("cluster barrier", &["barrier.cluster."]),
     ("shfl.sync", &["shfl.sync."]),
     ("redux.sync", &["redux.sync."]),
     ("vote.sync", &["vote.sync."]),

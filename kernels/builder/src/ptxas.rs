@@ -102,6 +102,7 @@ pub fn assemble(ptxas: &Path, modules: &[Module]) -> Result<Vec<Usage>, Error> {
                 && (is_fp8 || *switch != Switch::F32Output)
                 && (!is_backward || switch.is_of_gradients())
                 && (!is_grouped || switch.is_of_groups())
+                && (is_grouped || *switch != Switch::Cluster)
         };
         let combinations = Switch::COMBINATIONS.par_iter();
         let combinations = combinations.filter(|switches| switches.iter().all(has));

@@ -230,6 +230,8 @@ pub enum Switch {
     Group,
     /// O is f32, in a kernel that multiplies e4m3: such kernels alone have it, without options, too.
     F32Output,
+    /// The blocks of a cluster have the splits of one tile, in kernels that decode, and combine them. For compute capability 9.0 on.
+    Cluster,
 }
 
 impl Switch {
@@ -253,6 +255,7 @@ impl Switch {
         Switch::Exact,
         Switch::Group,
         Switch::F32Output,
+        Switch::Cluster,
     ];
 
     /// Combinations that the kernels are assembled with before any call asks for them: each alone, and some together.
@@ -285,6 +288,8 @@ impl Switch {
         ],
         &[Switch::F32Output],
         &[Switch::F32Output, Switch::Ranges],
+        &[Switch::Cluster],
+        &[Switch::Ranges, Switch::Pages, Switch::Cluster],
     ];
 
     /// Whether it is of a tensor with an element for each pair of query and key.
@@ -301,6 +306,7 @@ impl Switch {
                 | Switch::Exact
                 | Switch::Group
                 | Switch::F32Output
+                | Switch::Cluster
         )
     }
 
@@ -325,6 +331,7 @@ impl Switch {
             Switch::Exact => ("exact", 1),
             Switch::Group => ("group", 1),
             Switch::F32Output => ("f32_output", 1),
+            Switch::Cluster => ("cluster", 1),
         }
     }
 
@@ -339,6 +346,7 @@ impl Switch {
                 | Switch::Exact
                 | Switch::Group
                 | Switch::F32Output
+                | Switch::Cluster
         )
     }
 
@@ -368,6 +376,7 @@ impl Switch {
             Switch::Exact => "exact",
             Switch::Group => "group",
             Switch::F32Output => "f32_output",
+            Switch::Cluster => "cluster",
         }
     }
 }
@@ -394,7 +403,7 @@ impl Switches {
         self.0 >> switch as u32 & 1 != 0
     }
 
-    /// A kernel's PTX with these switches on.
+    /// A kernel's PTX with these switches on, and with a head of the version and target that they need.
     ///
     /// ```
     /// use kernels::abi::{Switch, Switches};
@@ -407,10 +416,14 @@ impl Switches {
     ///
     /// # Errors
     /// A switch that is on, and that the kernel lacks. All kernels with options have all switches of their pass but
-    /// [`F32Output`](Switch::F32Output), those of other crates too: a score or mask comes after the options. So none may be left out.
+    /// [`F32Output`](Switch::F32Output) and [`Cluster`](Switch::Cluster), those of other crates too: a score or mask comes after the options. So none may be left out.
     #[cfg(not(target_arch = "nvptx64"))]
     pub fn written(self, ptx: String) -> Result<String, Switch> {
         let mut on = Switch::ALL.iter().filter(|switch| self.has(**switch));
+        let ptx = match self.has(Switch::Cluster) {
+            true => crate::text::raised(&ptx),
+            false => ptx,
+        };
         on.try_fold(ptx, |ptx, &switch| {
             let (constant, value) = switch.constant();
             let [off, on] = [0, value].map(|value| format!("mov.b32 switch_{constant}, {value};"));

@@ -60,6 +60,9 @@ switches! {
 
     /// Whether [`Switch::F32Output`](crate::abi::Switch::F32Output) is on.
     f32_output = "f32_output" as bool, is_on;
+
+    /// Whether [`Switch::Cluster`](crate::abi::Switch::Cluster) is on.
+    cluster = "cluster" as bool, is_on;
 }
 
 #[inline(always)]

@@ -1,12 +1,8 @@
 //! Early launches: a kernel's blocks begin while the launch before it ends.
 
 use super::entry::ENTRY;
+use super::head;
 use std::fmt::Write;
-
-/// The first PTX version and target with `griddepcontrol` (PTX ISA 7.8, "Parallel Synchronization and Communication
-/// Instructions").
-const VERSION: (u32, u32) = (7, 8);
-const TARGET: u32 = 90;
 
 /// Waits until the launches before have ended and their stores are seen, then lets the next launch begin.
 const WAIT: &str = "griddepcontrol.wait;\ngriddepcontrol.launch_dependents;\n";
@@ -43,24 +39,8 @@ pub fn early(ptx: &str) -> Option<String> {
         }
         in_entry |= line.starts_with(ENTRY);
         in_start |= in_entry && line == "{";
-        match head(line) {
-            Some(head) => writeln!(text, "{head}"),
-            None => writeln!(text, "{line}"),
-        }
-        .expect("a string takes all");
+        writeln!(text, "{}", head::for_hopper(line)).expect("a string takes all");
     }
     let entries = ptx.matches(".entry ").count();
     (waits == entries).then_some(text)
-}
-
-/// A line of the module's head, if it names a version or a target that lacks the instruction.
-fn head(line: &str) -> Option<String> {
-    if let Some(version) = line.strip_prefix(".version ") {
-        let (major, minor) = version.split_once('.')?;
-        let old = (major.parse().ok()?, minor.parse().ok()?) < VERSION;
-        return old.then(|| format!(".version {}.{}", VERSION.0, VERSION.1));
-    }
-    let target = line.strip_prefix(".target sm_")?;
-    let old = target.parse::<u32>().ok()? < TARGET;
-    old.then(|| format!(".target sm_{TARGET}"))
 }

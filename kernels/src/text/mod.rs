@@ -2,6 +2,7 @@
 
 mod early;
 mod entry;
+mod head;
 mod known;
 pub mod lines;
 mod prune;
@@ -10,4 +11,5 @@ pub mod twin;
 
 pub use early::early;
 pub use entry::entry;
+pub use head::raised;
 pub use prune::prune;

@@ -14,7 +14,7 @@ use crate::attention::workload::sequence::Sequence;
 use crate::attention::workload::tile::has_units;
 use crate::attention::{Total, WorkTile};
 use crate::layout::element;
-use crate::ptx::{barrier, global, math, shared, shuffle, special};
+use crate::ptx::{barrier, cluster, global, math, shared, shuffle, special, switch};
 use crate::tile::Element;
 use crate::tile::registers::{again, opaque};
 
@@ -60,13 +60,62 @@ pub unsafe fn combine<E: Element, const W: usize>(params: &ForwardParams) {
     }
 }
 
-/// Combines the tile of `br` rows of a block of `W` warps, if the block is the last one of the tile's [units](UnitsRef) to be done, and rows are
-/// [few](UnitsRef::last_combines): a launch of its own takes longer. The launch that divides the keys clears the counters.
+/// Combines the tile of `br` rows of a block of `W` warps: with the other blocks of its [cluster](combine_in_cluster), where the switch is on,
+/// or as the [last block](combine_as_last) of its units.
 ///
 /// # Safety
 /// All threads of the block make the same call, after it wrote its partial results, and read its shared memory.
 #[inline(always)]
 pub unsafe fn combine_tile<E: Element, H: Heads, C: Score, const W: usize>(
+    params: &ForwardParams,
+    br: u32,
+) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match switch::cluster() {
+            true => combine_in_cluster::<E, H, C, W>(params, br),
+            false => combine_as_last::<E, H, C, W>(params, br),
+        }
+    }
+}
+
+/// Combines the splits of a tile, one for each block of a cluster: warps of all these blocks share its rows.
+///
+/// # Safety
+/// The conditions of [`combine_tile`].
+#[inline(always)]
+unsafe fn combine_in_cluster<E: Element, H: Heads, C: Score, const W: usize>(
+    params: &ForwardParams,
+    br: u32,
+) {
+    // SAFETY: all blocks have the same branches, so all threads of the cluster are here.
+    unsafe { cluster::sync() }
+    // Not held over the block's loop.
+    let work = again(|| WorkTile::<H>::of_split::<C>(params, br));
+    let (dim, packed) = (C::value_dim(params), params.heads / params.tile_heads.value);
+    let tile = work.sequence.batch * params.tile_heads.value + work.heads.first() / packed;
+    let first = u64::from(tile) * u64::from(packed * params.seqlen_q) + u64::from(work.first);
+    let rows = work.row_count::<C>().min(work.first + br) - work.first;
+    // SAFETY: the launch has this many threads a block.
+    let thread = unsafe { special::thread(32 * W as u32) };
+    let parts = UnitsRef::parts(dim);
+    // Few rows are of all blocks.
+    let mut task = cluster::rank() + thread / 32 * cluster::size();
+    while task < rows * parts {
+        let row = first + u64::from(task / parts);
+        // SAFETY: the caller's promise. What the cluster wrote is visible behind its barrier.
+        unsafe { combine_row::<E, 1, 8>(params, dim, || row, task % parts, thread % 32) }
+        task += W as u32 * cluster::size();
+    }
+}
+
+/// Combines a tile, if the block is the last one of the tile's [units](UnitsRef) to be done, and rows are
+/// [few](UnitsRef::last_combines): a launch of its own takes longer. The launch that divides the keys clears the counters.
+///
+/// # Safety
+/// The conditions of [`combine_tile`].
+#[inline(always)]
+unsafe fn combine_as_last<E: Element, H: Heads, C: Score, const W: usize>(
     params: &ForwardParams,
     br: u32,
 ) {

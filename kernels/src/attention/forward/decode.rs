@@ -109,7 +109,7 @@ unsafe fn decode_numbers<
     // SAFETY: the launch has this many threads a block.
     let thread = unsafe { special::thread(threads) };
     let warp_row = thread / 32 * 16;
-    let work = WorkTile::<H>::of_unit::<C>(params, br);
+    let work = WorkTile::<H>::of_split::<C>(params, br);
     let (first, rows) = (work.first, work.row_count::<C>());
     let Some(split) = work.keys_of_unit::<C>(params) else {
         return;
@@ -205,7 +205,9 @@ unsafe fn decode_numbers<
         if let Some(descales) = descales {
             scale_rows(&mut warp.o[0], [descales.of_head(); 2]);
         }
-        warp.store::<B, H, 1>(params, threads, team);
+        warp.store::<B, H, 1>(params, threads, team, |br| {
+            WorkTile::of_split::<C>(params, br)
+        });
         combine_tile::<B::Element, H, C, W>(params, br);
     }
 }

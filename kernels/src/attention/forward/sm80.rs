@@ -151,7 +151,9 @@ pub unsafe fn sm80<
             fill_next(&mut pipeline, j);
         }
 
-        warp.store::<E, H, 1>(params, threads, &Team::ALONE);
+        warp.store::<E, H, 1>(params, threads, &Team::ALONE, |br| {
+            WorkTile::of_block::<C>(params, br)
+        });
     }
 }
 

@@ -143,7 +143,9 @@ pub unsafe fn team<
             next_v(&mut pipeline, j);
         }
 
-        warp.store::<E, H, T>(params, threads, &team());
+        warp.store::<E, H, T>(params, threads, &team(), |br| {
+            WorkTile::of_block::<C>(params, br)
+        });
     }
 }
 

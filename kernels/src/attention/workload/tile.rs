@@ -8,7 +8,7 @@ use crate::abi::{ForwardParams, QueryTile, TensorRef, Unit};
 use crate::attention::options::mask::{Interval, Mask};
 use crate::attention::options::score::Score;
 use crate::layout::rows::{Rows, Strided};
-use crate::ptx::{global, special, switch};
+use crate::ptx::{cluster, global, special, switch};
 use crate::tile::Numbers;
 use crate::tile::registers::opaque;
 
@@ -38,8 +38,24 @@ impl<H: Heads> WorkTile<H> {
     /// The work of this block, in tiles of `br` rows: of a unit, in kernels with such scores, if the launch has some.
     #[inline(always)]
     pub fn of_unit<C: Score>(params: &ForwardParams, br: u32) -> Self {
+        Self::of_unit_or::<C>(params, br, special::block)
+    }
+
+    /// The work of this block, in tiles of `br` rows: of [a unit](Self::of_unit) or, where the switch is on, of a split of its
+    /// cluster's tile.
+    #[inline(always)]
+    pub fn of_split<C: Score>(params: &ForwardParams, br: u32) -> Self {
+        Self::of_unit_or::<C>(params, br, || match switch::cluster() {
+            true => cluster::rank() * cluster::count() + cluster::index(),
+            false => special::block(),
+        })
+    }
+
+    /// The work of a unit, if the launch has some, or at a place of the order.
+    #[inline(always)]
+    fn of_unit_or<C: Score>(params: &ForwardParams, br: u32, place: impl Fn() -> u32) -> Self {
         if !has_units::<C>(params) {
-            return Self::of_block::<C>(params, br);
+            return Self::at::<C>(params, place(), br);
         }
         // Units stand in the place of splits, of all batch entries.
         let (unit, tile, head) = params.order.place(special::block());
