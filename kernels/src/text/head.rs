@@ -8,6 +8,12 @@ const VERSION: (u32, u32) = (7, 8);
 const TARGET: u32 = 90;
 
 /// A text of the builder for compute capability 9.0 and later: its head names no older version or target.
+///
+/// ```
+/// let text = |version, target| format!(".version {version}\n.target {target}\n.visible .entry one()\n");
+/// assert_eq!(kernels::text::raised(&text("7.0", "sm_80")), text("7.8", "sm_90"));
+/// assert_eq!(kernels::text::raised(&text("8.1", "sm_90a")), text("8.1", "sm_90a"));
+/// ```
 pub fn raised(ptx: &str) -> String {
     ptx.split_inclusive('\n').map(for_hopper).collect()
 }
