@@ -9,13 +9,17 @@ use crate::device::Facts;
 /// Blocks of a cluster, at most: Hopper has no more.
 const MOST: u32 = 16;
 
-/// Costs in eighths of a step, as the times of [schedules](time): of clusters beside their keys, and of each of their blocks.
-const COST: u32 = 48;
-const BLOCK_COST: u32 = 3;
+/// Steps of a split in a cluster, at most, where multiprocessors hold several of its blocks: longer ones are bound by memory, and blocks
+/// alone find their places sooner.
+const STEPS: u32 = 4;
 
-/// The cost, in eighths of a step, of the launch that combines splits of blocks alone, beside what their time has; and of a workspace,
-/// which one split does without.
-const LAUNCH_COST: u64 = 20;
+/// Costs in eighths of a step, as the times of [schedules](time), fitted to layers in a graph: of clusters beside their keys, and of each of
+/// their blocks.
+const COST: u32 = 18;
+const BLOCK_COST: u32 = 1;
+
+/// Eighths of a step by which the times of splits of blocks alone are longer than in a graph.
+const EXCESS: u64 = 30;
 
 /// Steps of keys of 16 bits that take as long as one of e4m3, whose numbers become 16 bits.
 const E4M3_STEPS: u32 = 2;
@@ -36,23 +40,26 @@ impl Schedule {
         }
         let tiles = self.blocks / self.splits;
         let slots = facts.multiprocessors * kernel.resident_blocks(facts);
-        // A cluster waits for places that are near each other: with more blocks, up to a half more time.
-        let most = MOST.min(slots * 2 / 3 / tiles);
         let key_blocks = (problem.seqlen_kv as u32).div_ceil(kernel.keys);
+        // A cluster waits for places that are near each other: with more blocks, up to a half more time.
+        let most = match 2 * tiles <= facts.multiprocessors {
+            true => MOST.min(slots * 2 / 3 / tiles),
+            false => 0,
+        };
         let split_blocks = match division {
             Division::Best if !facts.has_pools => key_blocks,
             Division::Best => {
                 let steps = if kernel.reads_e4m3 { E4M3_STEPS } else { 1 };
-                let apart = time(self.splits, tiles, key_blocks * steps, slots);
-                let apart = match self.splits {
-                    1 => apart.saturating_sub(LAUNCH_COST),
-                    _ => apart + LAUNCH_COST,
-                };
+                let excess = if self.splits > 1 { EXCESS } else { 0 };
+                let apart = time(self.splits, tiles, key_blocks * steps, slots) - excess;
                 let time = |n: u32| {
                     let keys = u64::from(STEP_SPLITS * steps) * u64::from(key_blocks.div_ceil(n));
                     keys + u64::from(COST + n * BLOCK_COST)
                 };
-                let best = (2..=most.min(key_blocks)).min_by_key(|&n| time(n));
+                let is_short =
+                    |n: u32| tiles * n <= facts.multiprocessors || key_blocks.div_ceil(n) <= STEPS;
+                let fitting = (2..=most.min(key_blocks)).filter(|&n| is_short(n));
+                let best = fitting.min_by_key(|&n| time(n));
                 let best = best.filter(|&n| time(n) < apart);
                 best.map_or(key_blocks, |n| key_blocks.div_ceil(n))
             }
@@ -101,20 +108,25 @@ mod tests {
     #[test]
     fn short_calls_are_in_clusters() {
         let calls = [
-            // The launch is of one kernel anyway, of few steps.
-            ("decode_f16_d128", 1, 256, 1),
-            ("decode_f16_d64", 4, 512, 1),
-            ("decode_e4m3_f16_d128", 1, 256, 1),
-            ("decode_f16_d128", 1, 512, 8),
-            ("decode_f16_d128", 1, 1024, 8),
-            ("decode_f16_d128", 1, 2048, 13),
-            ("decode_e4m3_f16_d128", 1, 512, 11),
+            // One block has few steps.
+            ("decode_f16_d128", 1, 64, 1),
+            ("decode_f16_d64", 1, 128, 1),
+            ("decode_f16_d128", 1, 128, 4),
+            ("decode_f16_d128", 1, 256, 8),
+            ("decode_f16_d128", 1, 1024, 16),
+            ("decode_f16_d128", 1, 2048, 16),
+            ("decode_f16_d256", 1, 128, 8),
+            ("decode_e4m3_f16_d128", 1, 256, 6),
+            ("decode_e4m3_f16_d128", 1, 1024, 11),
             // As many blocks as clusters find places for.
             ("decode_f16_d128", 4, 1024, 8),
-            ("decode_f16_d256", 2, 1024, 11),
+            ("decode_f16_d128", 8, 256, 4),
+            ("decode_f16_d256", 1, 1024, 16),
             // Many blocks alone deliver the keys sooner.
-            ("decode_f16_d128", 1, 8192, 1),
-            ("decode_f16_d128", 16, 4096, 1),
+            ("decode_f16_d128", 1, 4096, 1),
+            ("decode_f16_d128", 4, 2048, 1),
+            ("decode_f16_d128", 8, 1024, 1),
+            ("decode_f16_d128", 16, 256, 1),
             ("decode_f16_d256", 16, 512, 1),
             // Not a kernel of few rows.
             ("packed_f16_d128", 1, 1024, 1),

@@ -37,7 +37,8 @@ pub struct MainKernel {
     pub v_chunks: u32,
     /// Whether its blocks may take [units](kernels::abi::UnitsRef) of the keys in place of splits.
     pub takes_units: bool,
-    /// Whether the last block of a tile's units [combines](kernels::abi::UnitsRef::last_combines), where rows are few.
+    /// Whether the last block of a tile's units [combines](kernels::abi::UnitsRef::last_combines), where rows are few, and
+    /// blocks of a cluster do.
     pub may_combine: bool,
     /// Head dim of a kernel that loads by tensor maps.
     pub map_dim: Option<u32>,

@@ -585,7 +585,7 @@ mod tests {
         assert_eq!(launches(Class::Sm90, 3), (3, vec![[12, 3]]));
         assert_eq!(launches(Class::Sm90, 16), (16, vec![[64, 16]]));
         // More than a cluster has.
-        assert_eq!(launches(Class::Sm90, 20).1.len(), 2);
+        assert_eq!(launches(Class::Sm90, 32).1.len(), 2);
         let (splits, steps) = launches(Class::Sm90, 0);
         assert_eq!(steps, [[4 * splits, splits]]);
         for class in [Class::Sm80, Class::Sm86, Class::Sm100] {

@@ -416,7 +416,8 @@ impl Switches {
     ///
     /// # Errors
     /// A switch that is on, and that the kernel lacks. All kernels with options have all switches of their pass but
-    /// [`F32Output`](Switch::F32Output) and [`Cluster`](Switch::Cluster), those of other crates too: a score or mask comes after the options. So none may be left out.
+    /// [`F32Output`](Switch::F32Output) and [`Cluster`](Switch::Cluster), those of other crates too: a score or mask comes after the
+    /// options. So none may be left out.
     #[cfg(not(target_arch = "nvptx64"))]
     pub fn written(self, ptx: String) -> Result<String, Switch> {
         let mut on = Switch::ALL.iter().filter(|switch| self.has(**switch));
