@@ -180,12 +180,18 @@ fn o_lies_anywhere(kernel: &Kernel, forward: &Forward) -> Outcome {
     PASSED
 }
 
+/// A device whose splits have a launch of their own that combines them, always.
+pub fn without_clusters(facts: Facts) -> Facts {
+    let mut others = facts;
+    others.compute_capability = Facts::emulated(Class::Sm80).compute_capability;
+    others
+}
+
 /// The counters of a case's launches.
 fn counters(kernel: &Kernel, case: &Case) -> Result<Vec<Counters>, libtest_mimic::Failed> {
     let mut facts = Facts::emulated(kernel.class().into());
     if kernel.target.is_portable {
-        // Of a device without clusters, whose splits a launch of its own combines.
-        facts.compute_capability = Facts::emulated(Class::Sm80).compute_capability;
+        facts = without_clusters(facts);
     }
     let device = Device::with_driver(Emulator::new(facts, counting()))?;
     case.check(&device)?;

@@ -28,7 +28,7 @@ mod pages;
 mod rungs;
 mod shared_rows;
 
-use crate::emulated::copies_are_of_every_element;
+use crate::emulated::{copies_are_of_every_element, without_clusters};
 use ferroattn::emulator::{Module, Options};
 use ferroattn::internals::Entry;
 use ferroattn::{Class, Device, Facts, device::Emulator};
@@ -186,7 +186,7 @@ impl Subject {
         if self.entry.switches.has(Switch::Cluster) {
             facts = Facts::emulated(Class::Sm90);
         } else if self.entry.name.starts_with("decode_") && self.entry.target.is_portable {
-            facts.compute_capability = Facts::emulated(Class::Sm80).compute_capability;
+            facts = without_clusters(facts);
         }
         Device::with_driver(Emulator::new(facts, options).with_ptx(self.entry.name, text))
     }

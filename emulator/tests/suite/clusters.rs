@@ -124,11 +124,10 @@ fn the_barrier_orders_shared_memory() {
 /// Warps that exit are waited for no longer.
 #[test]
 fn warps_that_exit_do_not_arrive() {
-    let body =
-        format!("setp.lt.u32 %p0, %tid, 32; @%p0 bra $end; {MEET} st.global.b32 [%out], 7; $end:");
-    let body =
-        body.replace("[%out], 7;", "[%out], %r5;")
-            .replacen("setp", "mov.b32 %r5, 7; setp", 1);
+    let body = format!(
+        "mov.b32 %r5, 7; setp.lt.u32 %p0, %tid, 32; @%p0 bra $end; {MEET}
+        st.global.b32 [%out], %r5; $end:"
+    );
     for seed in 0..20 {
         let words = run(&body, [4, 4, 64], seed).expect("no rule is broken");
         assert!(words.iter().skip(32).step_by(64).all(|words| words[0] == 7));
@@ -151,18 +150,20 @@ fn a_barrier_of_a_cluster_is_used_in_pairs() {
     assert!(!matches!(rule, Rule::Deadlock { .. }), "{rule}");
 }
 
-/// A block whose warps wait for each other at another barrier never arrives.
+/// A block never arrives that waits for what another one is to write, or whose warps are at two barriers.
 #[test]
 fn a_cluster_that_waits_forever_is_a_deadlock() {
-    let body = format!(
-        "mov.u32 %r0, %cluster_ctarank; setp.eq.u32 %p0, %r0, 0; @%p0 bra $other; {MEET} bra.uni $end;
-        $other: $wait: nanosleep.u32 20; ld.acquire.gpu.global.b32 %r1, [%in]; bra.uni $wait; $end:"
+    let sleeps = format!(
+        "mov.u32 %r0, %cluster_ctarank; setp.eq.u32 %p0, %r0, 0; @%p0 bra $wait; {MEET} bra.uni $end;
+        $wait: nanosleep.u32 20; ld.acquire.gpu.global.b32 %r1, [%in]; bra.uni $wait; $end:"
     );
-    let rule = broken(&body, 32);
-    assert!(
-        matches!(rule, Rule::Deadlock { .. } | Rule::Budget { .. }),
-        "{rule}"
+    let apart = format!(
+        "setp.lt.u32 %p0, %tid, 32; @%p0 bra $other; {MEET} bra.uni $end; $other: bar.sync 1, 64; $end:"
     );
+    for (body, threads) in [(sleeps, 32), (apart, 64)] {
+        let rule = broken(&body, threads);
+        assert!(matches!(rule, Rule::Deadlock { .. }), "{rule}");
+    }
 }
 
 #[test]

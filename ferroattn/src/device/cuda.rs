@@ -1,8 +1,9 @@
 //! CUDA devices: one driver, through any [`Binding`] of the CUDA driver's functions.
 //!
 //! The primary context is the one of the CUDA runtime, candle and burn: their addresses and streams are valid here,
-//! and ours there. Nothing but this file and `binding` names cudarc, whose constants these are.
+//! and ours there. Nothing but this file, `binding` and `attributes` names cudarc, whose constants these are.
 
+use super::attributes::Attributes;
 use super::binding::{Binding, Cudarc};
 use super::driver::{Driver, Handle, KEPT_BYTES, Launch, RawStream, Rows};
 use super::facts::Facts;
@@ -467,10 +468,8 @@ unsafe impl<B: Binding> Driver for CudaDriver<B> {
 
     unsafe fn launch(&self, launch: &Launch) -> Result<()> {
         let mut arguments = [launch.argument.as_ptr().cast_mut().cast()];
-        let mut attributes = [cluster_of(launch.cluster), early_launch()];
-        // A launch that is not early has the first one alone.
-        let all = 1 + u32::from(self.launches_early);
-        let skipped = usize::from(launch.cluster == 1);
+        let mut attributes = Attributes::new(launch.cluster, self.launches_early);
+        let attributes = attributes.as_mut_slice();
         let config = sys::CUlaunchConfig {
             gridDimX: launch.blocks,
             gridDimY: 1,
@@ -480,8 +479,8 @@ unsafe impl<B: Binding> Driver for CudaDriver<B> {
             blockDimZ: 1,
             sharedMemBytes: launch.shared_bytes,
             hStream: launch.stream.cast(),
-            attrs: attributes[skipped..].as_mut_ptr(),
-            numAttrs: all - skipped as u32,
+            attrs: attributes.as_mut_ptr(),
+            numAttrs: attributes.len() as u32,
         };
         // SAFETY: the CUDA driver copies the arguments before it returns; the rest is the caller's word. What launches early
         // waits at its first instruction, since `load` wrote that.
@@ -562,28 +561,6 @@ fn early(ptx: &CStr) -> Result<CString> {
         message: "the start of a kernel is not in the form of the builder".to_owned(),
     })?;
     Ok(CString::new(text).expect("a text without NUL has none after"))
-}
-
-/// The attribute of a launch whose clusters have so many blocks.
-fn cluster_of(blocks: u32) -> sys::CUlaunchAttribute {
-    // SAFETY: the attribute is plain data, and zeros are numbers of each of its fields.
-    let mut attribute: sys::CUlaunchAttribute = unsafe { std::mem::zeroed() };
-    attribute.id = sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
-    attribute.value.clusterDim = sys::CUlaunchAttributeValue_union__bindgen_ty_1 {
-        x: blocks,
-        y: 1,
-        z: 1,
-    };
-    attribute
-}
-
-/// The attribute of an early launch: it may begin when each block of the launch before has allowed it, or ended.
-fn early_launch() -> sys::CUlaunchAttribute {
-    // SAFETY: the attribute is plain data, and zeros are numbers of each of its fields.
-    let mut attribute: sys::CUlaunchAttribute = unsafe { std::mem::zeroed() };
-    attribute.id = sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
-    attribute.value.programmaticStreamSerializationAllowed = 1;
-    attribute
 }
 
 /// An error if the status of `operation` is one.

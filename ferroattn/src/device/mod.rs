@@ -1,6 +1,8 @@
 //! Where attention is computed: a CUDA device, the CPU, or an emulated GPU.
 
 #[cfg(feature = "cuda")]
+mod attributes;
+#[cfg(feature = "cuda")]
 mod binding;
 mod class;
 #[cfg(feature = "cuda")]

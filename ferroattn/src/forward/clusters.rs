@@ -73,7 +73,6 @@ impl Schedule {
             splits,
             split_keys: split_blocks * kernel.keys,
             blocks: tiles * splits,
-            combines: true,
             cluster: splits,
             ..self
         }
@@ -82,9 +81,12 @@ impl Schedule {
 
 #[cfg(test)]
 mod tests {
+    use crate::Attention;
     use crate::device::{Class, Facts};
+    use crate::forward::RawForward;
     use crate::forward::schedule::tests::{H200, kernel, problem, scheduled};
     use crate::forward::schedule::{Division, Schedule};
+    use crate::tensor::Dtype;
     use proptest::prelude::*;
 
     /// The schedule of `[batch, heads]` queries, 4 to a group, on so many keys, by a kernel.
@@ -146,6 +148,32 @@ mod tests {
         }
     }
 
+    /// Blocks of a cluster have the splits of a tile, and combine them, on Hopper alone: other devices take a launch more.
+    #[test]
+    fn short_decoding_is_one_launch_on_hopper() {
+        let problem = problem([2, 8, 1], [2, 1024], 128);
+        let args = RawForward::row_major(&problem);
+        let launches = |class, splits| {
+            let attention = Attention::new().splits(splits);
+            let plan = attention.plan(Some(&Facts::emulated(class)), Dtype::F16.into(), &args);
+            let plan = plan.expect("a kernel for it");
+            assert!(plan.workspace_bytes > 0);
+            let steps = plan.steps.iter();
+            let steps: Vec<_> = steps.map(|step| [step.blocks, step.cluster]).collect();
+            (plan.splits, steps)
+        };
+        assert_eq!(launches(Class::Sm90, 3), (3, vec![[12, 3]]));
+        assert_eq!(launches(Class::Sm90, 16), (16, vec![[64, 16]]));
+        // More than a cluster has.
+        assert_eq!(launches(Class::Sm90, 32).1.len(), 2);
+        let (splits, steps) = launches(Class::Sm90, 0);
+        assert_eq!(steps, [[4 * splits, splits]]);
+        for class in [Class::Sm80, Class::Sm86, Class::Sm100] {
+            let (_, steps) = launches(class, 3);
+            assert_eq!((steps[0], steps.len()), ([12, 1], 2));
+        }
+    }
+
     proptest! {
         /// Every key lies in one split, and a grid has whole clusters, which find their places.
         #[test]
@@ -162,7 +190,6 @@ mod tests {
                 prop_assert_eq!([found.splits, found.split_keys], [apart.splits, apart.split_keys]);
             }
             prop_assert!(found.cluster == 1 || found.cluster == found.splits);
-            prop_assert_eq!(found.cluster > 1, found.combines);
             let slots = 3 * H200.multiprocessors;
             prop_assert!(found.cluster <= 16 && (found.cluster == 1 || found.blocks <= slots));
         }

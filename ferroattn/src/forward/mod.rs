@@ -9,6 +9,7 @@ pub mod choice;
 mod clusters;
 #[cfg(feature = "cpu")]
 pub(crate) mod cpu;
+mod divide;
 mod e4m3;
 mod fold;
 mod fp8;

@@ -1,20 +1,20 @@
 //! The plan of an attention call: copies of inputs whose rows are not aligned, attention and, where it splits the
 //! keys, the kernel that combines the splits.
 
+use super::divide::divide;
 use super::main_kernel::MainKernel;
 use super::schedule::{Division, Schedule};
-use super::shared_tiles::shared;
 use super::{Problem, RawForward};
 use crate::device::Facts;
-use crate::error::{Result, expect_at_most};
-use crate::options::{self, QueryTiles, RawBias, Sequences, Tables, Tiles, WARPGROUP_ROWS, Window};
+use crate::error::Result;
+use crate::options::{self, RawBias, Tables, Tiles, WARPGROUP_ROWS, Window};
 use crate::plan::{MapPlace, Plan, Steps};
 use crate::spread::Spread;
 use crate::tensor::RawTensor;
 use crate::tensor_map::{has_map, tensor_map};
 use bytemuck::NoUninit;
 use kernels::abi::{
-    Divisor, E4m3Params, ForwardParams, MAX_SEQLEN, Order, PagesRef, Sm90Params, Switch, UnitsRef,
+    Divisor, E4m3Params, ForwardParams, Order, PagesRef, Sm90Params, Switch, UnitsRef,
 };
 use kernels::catalog::{self, Auxiliary, Family};
 use std::mem::offset_of;
@@ -51,7 +51,8 @@ pub(super) fn plan(
         }
         None => draft.launch(|params| params)?,
     }
-    if splits && !draft.schedule.combines {
+    let do_blocks_combine = draft.schedule.last_combines || draft.schedule.cluster > 1;
+    if splits && !do_blocks_combine {
         draft.combine()?;
     }
     draft.finish()
@@ -396,58 +397,6 @@ impl Draft {
     }
 }
 
-/// Divides a call's rows and keys among blocks: the kernel, whose heads may share tiles, its schedule, and the tables of tiles and units.
-/// The keys of `divided` have their places.
-///
-/// # Errors
-/// If there are too many blocks for a launch, or rows or sequences for the tables.
-fn divide(
-    kernel: MainKernel,
-    [problem, divided]: [&Problem; 2],
-    args: &RawForward,
-    facts: &Facts,
-    division: Division,
-) -> Result<(MainKernel, Schedule, Tables)> {
-    expect_at_most(
-        "the number of packed sequences",
-        args.options.key_entries(),
-        MAX_SEQLEN - 2,
-    )?;
-    let schedule = Schedule::new(&kernel, divided, facts, division, &args.options)?;
-    let shared = shared(&kernel, &schedule, (divided, args), facts, division)?;
-    let (kernel, schedule) = shared.unwrap_or((kernel, schedule));
-    let clustered = schedule.in_clusters(&kernel, divided, facts, division);
-    if args.options.has_packed_queries() {
-        let rows = problem.seqlen_q.saturating_mul(schedule.packed as usize);
-        expect_at_most("the number of rows of packed queries", rows, MAX_SEQLEN)?;
-        let tiles = QueryTiles {
-            count: schedule.q_tiles,
-            rows: kernel.q_rows,
-            group: schedule.packed,
-        };
-        let tables = Tables {
-            tiles: Some(tiles),
-            ..Tables::default()
-        };
-        return Ok((kernel, clustered, tables));
-    }
-    let has_lengths = matches!(args.options.sequences, Some(Sequences::Padded { .. }));
-    let may_divide =
-        kernel.takes_units && has_lengths && division == Division::Best && facts.has_pools;
-    let units = may_divide
-        .then(|| schedule.units(&kernel, problem))
-        .flatten();
-    let schedule = match units {
-        Some(units) => schedule.of_units(&kernel, problem, units)?,
-        None => clustered,
-    };
-    let tables = Tables {
-        units,
-        ..Tables::default()
-    };
-    Ok((kernel, schedule, tables))
-}
-
 #[cfg(test)]
 mod tests {
     use super::Draft;
@@ -559,38 +508,6 @@ mod tests {
                 let o_aligned = offset_of!(ForwardParams, o_aligned);
                 assert_eq!(main.params[o_aligned..][..4], [0; 4]);
             }
-        }
-    }
-
-    /// Blocks of a cluster have the splits of a tile, and combine them, on Hopper alone: other devices take a launch more.
-    #[test]
-    fn short_decoding_is_one_launch_on_hopper() {
-        let problem = Problem::new(
-            [2, 8, 1, 128],
-            [2, 2, 1024, 128],
-            [2, 2, 1024, 128],
-            false,
-            None,
-        );
-        let args = RawForward::row_major(&problem.expect("valid"));
-        let launches = |class, splits| {
-            let attention = Attention::new().splits(splits);
-            let plan = attention.plan(Some(&Facts::emulated(class)), Dtype::F16.into(), &args);
-            let plan = plan.expect("a kernel for it");
-            assert!(plan.workspace_bytes > 0);
-            let steps = plan.steps.iter();
-            let steps: Vec<_> = steps.map(|step| [step.blocks, step.cluster]).collect();
-            (plan.splits, steps)
-        };
-        assert_eq!(launches(Class::Sm90, 3), (3, vec![[12, 3]]));
-        assert_eq!(launches(Class::Sm90, 16), (16, vec![[64, 16]]));
-        // More than a cluster has.
-        assert_eq!(launches(Class::Sm90, 32).1.len(), 2);
-        let (splits, steps) = launches(Class::Sm90, 0);
-        assert_eq!(steps, [[4 * splits, splits]]);
-        for class in [Class::Sm80, Class::Sm86, Class::Sm100] {
-            let (_, steps) = launches(class, 3);
-            assert_eq!((steps[0], steps.len()), ([12, 1], 2));
         }
     }
 

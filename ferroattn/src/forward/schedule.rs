@@ -43,8 +43,8 @@ pub struct Schedule {
     pub blocks: u32,
     /// Whether splits are units of all entries' keys.
     pub has_units: bool,
-    /// Whether blocks combine what they computed: the last one of a tile's units, or those of a cluster.
-    pub combines: bool,
+    /// Whether the last block of a tile's units combines them.
+    pub last_combines: bool,
     /// Blocks of a cluster, which have all splits of a tile; 1 where blocks are alone.
     pub cluster: u32,
     /// Heads whose query tiles take turns, and at least as many in the last wave; each slice of O's columns counts.
@@ -120,7 +120,7 @@ impl Schedule {
             split_keys: split_blocks * kernel.keys,
             blocks: grid(u128::from(tiles) * u128::from(splits))?,
             has_units: false,
-            combines: false,
+            last_combines: false,
             cluster: 1,
             waves: waves(kernel, problem, facts),
         })
@@ -144,7 +144,7 @@ fn splits(blocks: u32, [key_blocks, least]: [u32; 2], slots: u32) -> u32 {
     (1..=most).find(is_near).unwrap_or(1)
 }
 
-/// The time of `n` splits that a kernel of its own combines, in eighths of a step.
+/// The time of `n` splits that a launch of its own combines, in eighths of a step.
 pub(super) fn time(n: u32, blocks: u32, key_blocks: u32, slots: u32) -> u64 {
     let waves = (u64::from(blocks) * u64::from(n)).div_ceil(u64::from(slots));
     let steps = waves * u64::from(key_blocks.div_ceil(n));

@@ -57,7 +57,7 @@ impl Schedule {
                 u128::from(tiles) * u128::from(units.count),
             )?,
             has_units: true,
-            combines: units.counters > 0,
+            last_combines: units.counters > 0,
             waves: [1, 1],
             ..self
         })

@@ -1,4 +1,4 @@
-//! `bar.sync`, `bar.arrive`, `bar.red` and `bar.warp.sync`: execution barriers that also order memory.
+//! `bar.sync`, `bar.arrive`, `bar.red`, `bar.warp.sync` and `barrier.cluster`: execution barriers that also order memory.
 
 use core::arch::asm;
 
@@ -28,6 +28,13 @@ instructions! {
     /// # Safety
     /// Every lane of the warp must reach the same call.
     warp() = "bar.warp.sync 0xffffffff;";
+
+    /// Waits for all threads of the cluster, for compute capability 9.0 and PTX 7.8 on; their earlier accesses to memory are
+    /// visible after it. (PTX 8.0 spells out the order, `.release` and `.acquire`, which both have without it.)
+    ///
+    /// # Safety
+    /// Every thread of the cluster must reach the same call.
+    cluster() = "barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;";
 }
 
 /// Waits like [`block`]; returns whether `value` is true for any thread of the block.

@@ -11,7 +11,6 @@ mod define;
 
 pub mod barrier;
 pub mod bulk;
-pub mod cluster;
 pub mod convert;
 pub mod cp_async;
 pub mod global;

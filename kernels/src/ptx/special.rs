@@ -32,20 +32,38 @@ pub fn lane() -> u32 {
     lane
 }
 
-/// The block's index in the grid.
-#[inline(always)]
-pub fn block() -> u32 {
-    let block: u32;
-    // SAFETY: reads a special register.
-    unsafe { asm!("mov.u32 {}, %ctaid.x;", out(reg32) block, options(nomem, nostack)) }
-    block
+/// Defines functions that read a special register.
+macro_rules! registers {
+    ($($(#[$doc:meta])* $function:ident = $name:literal;)*) => {$(
+        $(#[$doc])*
+        #[inline(always)]
+        pub fn $function() -> u32 {
+            let value: u32;
+            // SAFETY: reads a special register.
+            unsafe {
+                asm!(concat!("mov.u32 {}, ", $name, ";"), out(reg32) value, options(nomem, nostack))
+            }
+            value
+        }
+    )*};
 }
 
-/// Blocks of the grid.
-#[inline(always)]
-pub fn blocks() -> u32 {
-    let blocks: u32;
-    // SAFETY: reads a special register.
-    unsafe { asm!("mov.u32 {}, %nctaid.x;", out(reg32) blocks, options(nomem, nostack)) }
-    blocks
+registers! {
+    /// The block's index in the grid.
+    block = "%ctaid.x";
+
+    /// Blocks of the grid.
+    blocks = "%nctaid.x";
+
+    /// The cluster's index in the grid. Registers of clusters are for compute capability 9.0 and PTX 7.8 on.
+    cluster = "%clusterid.x";
+
+    /// Clusters of the grid.
+    clusters = "%nclusterid.x";
+
+    /// The block's index in its cluster.
+    block_in_cluster = "%cluster_ctarank";
+
+    /// Blocks of a cluster.
+    blocks_of_cluster = "%cluster_nctarank";
 }

@@ -14,7 +14,7 @@ use crate::attention::workload::sequence::Sequence;
 use crate::attention::workload::tile::has_units;
 use crate::attention::{Total, WorkTile};
 use crate::layout::element;
-use crate::ptx::{barrier, cluster, global, math, shared, shuffle, special, switch};
+use crate::ptx::{barrier, global, math, shared, shuffle, special, switch};
 use crate::tile::Element;
 use crate::tile::registers::{again, opaque};
 
@@ -89,7 +89,7 @@ unsafe fn combine_in_cluster<E: Element, H: Heads, C: Score, const W: usize>(
     br: u32,
 ) {
     // SAFETY: all blocks have the same branches, so all threads of the cluster are here.
-    unsafe { cluster::sync() }
+    unsafe { barrier::cluster() }
     // Not held over the block's loop.
     let work = again(|| WorkTile::<H>::of_split::<C>(params, br));
     let (dim, packed) = (C::value_dim(params), params.heads / params.tile_heads.value);
@@ -99,13 +99,13 @@ unsafe fn combine_in_cluster<E: Element, H: Heads, C: Score, const W: usize>(
     // SAFETY: the launch has this many threads a block.
     let thread = unsafe { special::thread(32 * W as u32) };
     let parts = UnitsRef::parts(dim);
-    // Few rows are of all blocks.
-    let mut task = cluster::rank() + thread / 32 * cluster::size();
+    // Where rows are few, each is another block's.
+    let mut task = special::block_in_cluster() + thread / 32 * special::blocks_of_cluster();
     while task < rows * parts {
         let row = first + u64::from(task / parts);
         // SAFETY: the caller's promise. What the cluster wrote is visible behind its barrier.
         unsafe { combine_row::<E, 1, 8>(params, dim, || row, task % parts, thread % 32) }
-        task += W as u32 * cluster::size();
+        task += W as u32 * special::blocks_of_cluster();
     }
 }
 

@@ -157,9 +157,8 @@ unsafe fn decode_numbers<
         pipeline.peek();
 
         // A warp past the last row only copies.
-        let row = first + warp_row;
+        let (row, q_tile) = (first + warp_row, qo_tile.skip(warp_row));
         let has_rows = row < rows;
-        let q_tile = qo_tile.skip(warp_row);
         if has_rows {
             B::arrange(q_tile);
         }
@@ -205,9 +204,7 @@ unsafe fn decode_numbers<
         if let Some(descales) = descales {
             scale_rows(&mut warp.o[0], [descales.of_head(); 2]);
         }
-        warp.store::<B, H, 1>(params, threads, team, |br| {
-            WorkTile::of_split::<C>(params, br)
-        });
+        warp.store::<B, H, 1>(params, threads, team, WorkTile::of_split::<C>);
         combine_tile::<B::Element, H, C, W>(params, br);
     }
 }

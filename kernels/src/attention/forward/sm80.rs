@@ -151,9 +151,8 @@ pub unsafe fn sm80<
             fill_next(&mut pipeline, j);
         }
 
-        warp.store::<E, H, 1>(params, threads, &Team::ALONE, |br| {
-            WorkTile::of_block::<C>(params, br)
-        });
+        let work = WorkTile::of_block::<C>;
+        warp.store::<E, H, 1>(params, threads, &Team::ALONE, work);
     }
 }
 

@@ -143,9 +143,7 @@ pub unsafe fn team<
             next_v(&mut pipeline, j);
         }
 
-        warp.store::<E, H, T>(params, threads, &team(), |br| {
-            WorkTile::of_block::<C>(params, br)
-        });
+        warp.store::<E, H, T>(params, threads, &team(), WorkTile::of_block::<C>);
     }
 }
 

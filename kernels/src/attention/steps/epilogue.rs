@@ -16,7 +16,7 @@ use crate::tile::{Accumulator, Copier, Fixed, Numbers, SharedTile};
 impl<const MT: usize, const DT: usize, const OT: usize, const QT: usize, C: Score>
     Warp<MT, DT, OT, QT, Fixed, C>
 {
-    /// Lines 12 to 15: stores the results of the warp's rows, in a block of `threads` threads.
+    /// Lines 12 to 15: stores the results of the warp's rows, in a block of `threads` threads whose `work` is found anew.
     ///
     /// # Safety
     /// The conditions of [`Warp::new`].
@@ -26,14 +26,14 @@ impl<const MT: usize, const DT: usize, const OT: usize, const QT: usize, C: Scor
         params: &ForwardParams,
         threads: u32,
         team: &Team<T>,
-        work: impl Fn(u32) -> WorkTile<H>,
+        work: impl Fn(&ForwardParams, u32) -> WorkTile<H>,
     ) {
         let team_rows = 16 * MT as u32;
         // SAFETY: the block has this many threads.
         // Held over the loop, they take up to 9 registers more.
         let (work, thread) = again(|| unsafe {
             let br = team_rows * (threads / 32 / T as u32);
-            (work(br), special::thread(threads))
+            (work(params, br), special::thread(threads))
         });
         let (lane, team_row) = (thread % 32, thread / 32 / T as u32 * team_rows);
         let (row, rows) = (work.first + team_row, work.row_count::<C>());

@@ -8,7 +8,7 @@ use crate::abi::{ForwardParams, QueryTile, TensorRef, Unit};
 use crate::attention::options::mask::{Interval, Mask};
 use crate::attention::options::score::Score;
 use crate::layout::rows::{Rows, Strided};
-use crate::ptx::{cluster, global, special, switch};
+use crate::ptx::{global, special, switch};
 use crate::tile::Numbers;
 use crate::tile::registers::opaque;
 
@@ -46,7 +46,7 @@ impl<H: Heads> WorkTile<H> {
     #[inline(always)]
     pub fn of_split<C: Score>(params: &ForwardParams, br: u32) -> Self {
         Self::of_unit_or::<C>(params, br, || match switch::cluster() {
-            true => cluster::rank() * cluster::count() + cluster::index(),
+            true => special::block_in_cluster() * special::clusters() + special::cluster(),
             false => special::block(),
         })
     }
