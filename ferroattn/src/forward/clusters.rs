@@ -155,7 +155,7 @@ mod tests {
         let args = RawForward::row_major(&problem);
         let launches = |class, splits| {
             let attention = Attention::new().splits(splits);
-            let plan = attention.plan(Some(&Facts::emulated(class)), Dtype::F16.into(), &args);
+            let plan = attention.plan(Some(&Facts::emulated(class)), Dtype::F16, &args);
             let plan = plan.expect("a kernel for it");
             assert!(plan.workspace_bytes > 0);
             let steps = plan.steps.iter();
