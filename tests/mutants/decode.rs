@@ -36,7 +36,7 @@ pub const MUTANTS: &[Mutant] = &[
         kernel: DECODE,
         pattern: "shr.u64",
         // Those behind are of blocks that combine.
-        which: Nth(28),
+        which: Nth(27),
         change: always_first,
     },
 ];

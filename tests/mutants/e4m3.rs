@@ -19,14 +19,14 @@ pub const MUTANTS: &[Mutant] = &[
     Mutant {
         what: "the first page's descale of keys for all",
         kernel: DECODE,
-        pattern: "param_0+592]",
+        pattern: "param_0+640]",
         which: All,
         change: zero_parameter,
     },
     Mutant {
         what: "the first head's descale of values for all",
         kernel: DECODE,
-        pattern: "param_0+632]",
+        pattern: "param_0+680]",
         which: All,
         change: zero_parameter,
     },
@@ -50,7 +50,7 @@ pub const MUTANTS: &[Mutant] = &[
 pub fn runs(kernel: &str) -> Option<(Vec<Run>, Switches)> {
     let case: Case = (kernel == DECODE).then(|| e4m3_cache::paged_case(0, 64))?;
     let run: Run = Box::new(move |device| case.check(device).map(drop));
-    let switches = [Switch::Ranges, Switch::Pages].into_iter();
+    let switches = [Switch::Lengths, Switch::Pages].into_iter();
     let switches = switches.fold(Switches::NONE, |on, switch| on.with(switch, true));
     Some((vec![run], switches))
 }

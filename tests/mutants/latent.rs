@@ -125,7 +125,7 @@ pub const MUTANTS: &[Mutant] = &[
         what: "every box from the begin of its page",
         kernel: PAGED,
         pattern: "shfl.sync.idx",
-        which: Nth(9),
+        which: Nth(19),
         change: zero,
     },
 ];
@@ -166,7 +166,7 @@ pub fn runs(kernel: &str) -> Option<(Vec<Run>, Switches)> {
             Some((cases.map(run).collect(), Switches::NONE))
         }
         PAGED => {
-            let on = [Switch::Ranges, Switch::Pages].into_iter();
+            let on = [Switch::Lengths, Switch::Pages].into_iter();
             let on = on.fold(Switches::NONE, |on, switch| on.with(switch, true));
             let cases = [8, 64].map(|keys| {
                 random(Case {

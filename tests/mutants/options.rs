@@ -119,7 +119,7 @@ pub const MUTANTS: &[Mutant] = &[
         what: "an offset of queries below those before it, for keys",
         kernel: RANGES,
         pattern: "max.s32",
-        which: Nth(21),
+        which: Nth(16),
         change: always_last,
     },
     Mutant {
@@ -458,23 +458,26 @@ pub fn runs(kernel: &Kernel) -> Option<Vec<Run>> {
         q: vec![8, 110, 60, 40, 140],
         kv: vec![10, 150, 120, 100, 210],
     });
-    // More key/value heads than multiprocessors, which share tiles.
-    let lengths = |most: i32| (0..60).map(|entry| entry * 5 % (most + 1)).collect();
-    let padded = Case {
-        batch: 60,
-        heads: 2,
-        kv_heads: 2,
-        seqlen_q: 5,
-        seqlen_kv: 6,
-        modifiers: Modifiers {
-            sequences: Some(Sequences::Padded {
-                q: lengths(5),
-                kv: lengths(6),
-            }),
-            ..Modifiers::default()
-        },
-        ..case.clone()
+    let padded = |batch, [queries, keys]: [i32; 2]| {
+        let lengths = |most| (0..batch).map(|entry| entry * 5 % (most + 1)).collect();
+        Case {
+            batch: batch as usize,
+            heads: 2,
+            kv_heads: 2,
+            seqlen_q: queries as usize,
+            seqlen_kv: keys as usize,
+            modifiers: Modifiers {
+                sequences: Some(Sequences::Padded {
+                    q: lengths(queries),
+                    kv: lengths(keys),
+                }),
+                ..Modifiers::default()
+            },
+            ..case.clone()
+        }
     };
+    // More key/value heads than multiprocessors, which share tiles; and more queries than kernels of few rows have.
+    let (many, long_entries) = (padded(60, [5, 6]), padded(4, [150, 210]));
     let mut own_slopes = case.clone();
     own_slopes.modifiers.alibi = true;
     own_slopes.modifiers.own_slopes = true;
@@ -486,7 +489,7 @@ pub fn runs(kernel: &Kernel) -> Option<Vec<Run>> {
         },
         ..case.clone()
     };
-    let of_ranges = [falling, padded, own_slopes, on_the_left].into_iter();
+    let of_ranges = [falling, many, long_entries, own_slopes, on_the_left].into_iter();
     let of_ranges = of_ranges.filter(|_| kernel.name == RANGES);
     let runs = [case, odd].into_iter().chain(of_ranges).flat_map(|case| {
         let backward = has_gradients.then(|| BackwardCase {
@@ -502,7 +505,6 @@ pub fn runs(kernel: &Kernel) -> Option<Vec<Run>> {
     });
     let mut runs: Vec<_> = runs.collect();
     if kernel.name == RANGES {
-        runs.extend(super::pages::runs_of_units());
         runs.extend(super::packed_queries::runs_of_tiles());
     }
     if kernel.name == SUMS {

@@ -56,7 +56,7 @@ pub const MUTANTS: &[Mutant] = &[
     Mutant {
         what: "lengths left out of decoding",
         kernel: DECODE,
-        pattern: "mov.b32 switch_ranges, 1;",
+        pattern: "mov.b32 switch_lengths, 1;",
         which: All,
         change: off,
     },
@@ -68,45 +68,45 @@ pub const MUTANTS: &[Mutant] = &[
         change: zero,
     },
     Mutant {
-        what: "blocks of a tile not counted",
+        what: "units of a part of all keys",
         kernel: DECODE,
-        pattern: "atom.acq_rel",
+        pattern: "redux.sync.add",
         which: All,
-        change: |line| line.replace(", 1;", ", 0;"),
+        change: |line| line.replace("redux.sync.add", "redux.sync.max"),
     },
     Mutant {
-        what: "counters of tiles not cleared",
-        kernel: RANGES,
-        pattern: "st.global.b32",
-        which: Last,
-        change: remove,
-    },
-    Mutant {
-        what: "units that end with their entry",
-        kernel: RANGES,
-        pattern: "min.u32",
-        which: Last,
-        change: always_first,
-    },
-    Mutant {
-        what: "units of entries not counted up",
-        kernel: RANGES,
+        what: "units of entries before those of 32 lanes not counted",
+        kernel: DECODE,
         pattern: "shfl.sync.idx",
-        which: Nth(15),
+        which: Nth(5),
         change: zero,
     },
     Mutant {
-        what: "no unit of an entry without keys",
-        kernel: RANGES,
-        pattern: "max.u32",
-        which: Last,
+        what: "units that end with their entry",
+        kernel: DECODE,
+        pattern: "min.u32",
+        which: Nth(1),
         change: always_first,
     },
     Mutant {
-        what: "units that are too many not marked",
-        kernel: RANGES,
-        pattern: "st.global.v4.b32",
-        which: Last,
+        what: "no unit of an entry without keys",
+        kernel: DECODE,
+        pattern: "max.u32",
+        which: Nth(5),
+        change: always_first,
+    },
+    Mutant {
+        what: "where the units of an entry begin not written",
+        kernel: DECODE,
+        pattern: "st.global.b32",
+        which: Nth(0),
+        change: remove,
+    },
+    Mutant {
+        what: "where the units of the last entry end not written",
+        kernel: DECODE,
+        pattern: "st.global.b32",
+        which: Nth(1),
         change: remove,
     },
     Mutant {
@@ -185,18 +185,23 @@ fn of_first_lane(line: &str) -> String {
 
 /// The switches that are on in the text of a kernel.
 fn switches(kernel: &str) -> Switches {
-    let reads = [DECODE, FORWARD, HOPPER].contains(&kernel);
-    let on = |on: Switches, switch| on.with(switch, reads);
-    [Switch::Ranges, Switch::Pages]
-        .into_iter()
-        .fold(Switches::NONE, on)
+    let decodes = kernel == DECODE;
+    let reads_ranges = [FORWARD, HOPPER].contains(&kernel);
+    Switches::NONE
+        .with(Switch::Lengths, decodes)
+        .with(Switch::Ranges, reads_ranges)
+        .with(Switch::Pages, decodes || reads_ranges)
 }
 
 /// The runs that show faults of a kernel, and its switches; none for other kernels.
 pub fn runs(kernel: &str) -> Option<(Vec<Run>, Switches)> {
     let runs = match kernel {
         APPEND => crate::append::runs(),
-        DECODE => of_cases([pages::uneven_case(6, true, None), pages::wild_case(2, 16)]),
+        DECODE => of_cases([
+            pages::uneven_case(6, true, None),
+            pages::even_case(),
+            pages::wild_case(2, 16),
+        ]),
         FORWARD | HOPPER => {
             let dim = if kernel == HOPPER { 128 } else { 64 };
             let [few, many] = [pages::wild_case(2, 16), pages::wild_case(150, 32)];
@@ -215,9 +220,9 @@ pub fn runs(kernel: &str) -> Option<(Vec<Run>, Switches)> {
     Some((runs, switches(kernel)))
 }
 
-/// The runs of kernels around those that decode, by units: whose tiles their last block combines, and others.
+/// The runs of the kernel that combines units.
 pub fn runs_of_units() -> Vec<Run> {
-    of_cases([6, 12].map(|heads| pages::uneven_case(heads, true, None)))
+    of_cases([pages::uneven_case(6, true, None)])
 }
 
 pub fn of_cases(cases: impl IntoIterator<Item = Case>) -> Vec<Run> {

@@ -21,18 +21,25 @@ const BLOCK_COST: u32 = 1;
 /// Eighths of a step by which the times of splits of blocks alone are longer than in a graph.
 const EXCESS: u64 = 30;
 
+/// Eighths of a step that the launch takes which divides the keys into units.
+const UNITS_COST: u64 = 44;
+
+/// Steps of a split in a cluster, at most, where lengths may differ: then the longest takes no more time than the two launches beside units.
+const UNITS_STEPS: u32 = 8;
+
 /// Steps of keys of 16 bits that take as long as one of e4m3, whose numbers become 16 bits.
 const E4M3_STEPS: u32 = 2;
 
 impl Schedule {
-    /// The schedule, or one with clusters that takes less time. Splits that a call asks for stay: in clusters or not, they have the
-    /// same bits.
+    /// The schedule, or one with clusters that takes less time; than [units](super::units), if the call would have some. Splits that a
+    /// call asks for stay: in clusters or not, they have the same bits.
     pub fn in_clusters(
         self,
         kernel: &MainKernel,
         problem: &Problem,
         facts: &Facts,
         division: Division,
+        has_units: bool,
     ) -> Self {
         // Timed on Hopper alone.
         if !kernel.may_combine || facts.compute_capability.0 != 9 {
@@ -51,14 +58,21 @@ impl Schedule {
             Division::Best => {
                 let steps = if kernel.reads_e4m3 { E4M3_STEPS } else { 1 };
                 let excess = if self.splits > 1 { EXCESS } else { 0 };
-                let apart = time(self.splits, tiles, key_blocks * steps, slots) - excess;
+                let (units, longest) = match has_units {
+                    true => (UNITS_COST, UNITS_STEPS / steps),
+                    false => (0, u32::MAX),
+                };
+                let apart = time(self.splits, tiles, key_blocks * steps, slots) - excess + units;
                 let time = |n: u32| {
                     let keys = u64::from(STEP_SPLITS * steps) * u64::from(key_blocks.div_ceil(n));
                     keys + u64::from(COST + n * BLOCK_COST)
                 };
-                let is_short =
-                    |n: u32| tiles * n <= facts.multiprocessors || key_blocks.div_ceil(n) <= STEPS;
-                let fitting = (2..=most.min(key_blocks)).filter(|&n| is_short(n));
+                let fits = |n: u32| {
+                    let (own, is_alone) =
+                        (key_blocks.div_ceil(n), tiles * n <= facts.multiprocessors);
+                    own <= longest && (is_alone || own <= STEPS)
+                };
+                let fitting = (2..=most.min(key_blocks)).filter(|&n| fits(n));
                 let best = fitting.min_by_key(|&n| time(n));
                 let best = best.filter(|&n| time(n) < apart);
                 best.map_or(key_blocks, |n| key_blocks.div_ceil(n))
@@ -104,7 +118,10 @@ mod tests {
         );
         let kernel = kernel(name);
         let apart = scheduled(&kernel, &problem, &H200, asked).expect("a grid");
-        [apart, apart.in_clusters(&kernel, &problem, &H200, asked)]
+        [
+            apart,
+            apart.in_clusters(&kernel, &problem, &H200, asked, false),
+        ]
     }
 
     #[test]
@@ -143,7 +160,7 @@ mod tests {
         for class in [Class::Sm80, Class::Sm86, Class::Sm100] {
             let (kernel, facts) = (kernel("decode_f16_d128"), Facts::emulated(class));
             let apart = scheduled(&kernel, &problem, &facts, Division::Best).expect("a grid");
-            let found = apart.in_clusters(&kernel, &problem, &facts, Division::Best);
+            let found = apart.in_clusters(&kernel, &problem, &facts, Division::Best, false);
             assert_eq!(found, apart, "{class:?}");
         }
     }

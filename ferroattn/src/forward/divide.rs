@@ -29,7 +29,6 @@ pub(super) fn divide(
     let schedule = Schedule::new(&kernel, divided, facts, division, &args.options)?;
     let shared = shared(&kernel, &schedule, (divided, args), facts, division)?;
     let (kernel, schedule) = shared.unwrap_or((kernel, schedule));
-    let in_clusters = |schedule: Schedule| schedule.in_clusters(&kernel, divided, facts, division);
     if args.options.has_packed_queries() {
         let rows = problem.seqlen_q.saturating_mul(schedule.packed as usize);
         expect_at_most("the number of rows of packed queries", rows, MAX_SEQLEN)?;
@@ -42,7 +41,8 @@ pub(super) fn divide(
             tiles: Some(tiles),
             ..Tables::default()
         };
-        return Ok((kernel, in_clusters(schedule), tables));
+        let schedule = schedule.in_clusters(&kernel, divided, facts, division, false);
+        return Ok((kernel, schedule, tables));
     }
     let has_lengths = matches!(args.options.sequences, Some(Sequences::Padded { .. }));
     let may_divide =
@@ -50,12 +50,15 @@ pub(super) fn divide(
     let units = may_divide
         .then(|| schedule.units(&kernel, problem))
         .flatten();
+    let clusters = schedule.in_clusters(&kernel, divided, facts, division, units.is_some());
+    let units = units.filter(|_| clusters.cluster == 1);
     let schedule = match units {
         Some(units) => schedule.of_units(&kernel, problem, units)?,
-        None => in_clusters(schedule),
+        None => clusters,
     };
     let tables = Tables {
         units,
+        by_lengths: kernel.takes_units && args.options.has_lengths(),
         ..Tables::default()
     };
     Ok((kernel, schedule, tables))

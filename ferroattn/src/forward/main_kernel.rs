@@ -35,10 +35,10 @@ pub struct MainKernel {
     pub sides: u32,
     /// Boxes in which V of a step is loaded by tensor maps, each with as many keys.
     pub v_chunks: u32,
-    /// Whether its blocks may take [units](kernels::abi::UnitsRef) of the keys in place of splits.
+    /// Whether its blocks may take [units](kernels::abi::UnitsRef) of the keys in place of splits, and read [lengths](Switch::Lengths)
+    /// themselves.
     pub takes_units: bool,
-    /// Whether the last block of a tile's units [combines](kernels::abi::UnitsRef::last_combines), where rows are few, and
-    /// blocks of a cluster do.
+    /// Whether blocks of a [cluster](Switch::Cluster) combine the splits of a tile.
     pub may_combine: bool,
     /// Head dim of a kernel that loads by tensor maps.
     pub map_dim: Option<u32>,

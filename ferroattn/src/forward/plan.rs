@@ -51,8 +51,7 @@ pub(super) fn plan(
         }
         None => draft.launch(|params| params)?,
     }
-    let do_blocks_combine = draft.schedule.last_combines || draft.schedule.cluster > 1;
-    if splits && !do_blocks_combine {
+    if splits && draft.schedule.cluster == 1 {
         draft.combine()?;
     }
     draft.finish()
@@ -123,7 +122,11 @@ impl Draft {
         let (mut kernel, schedule, tables) =
             divide(kernel, [problem, divided], args, facts, division)?;
         let switches = kernel.entry.switches;
-        kernel.entry.switches = switches.with(Switch::Cluster, schedule.cluster > 1);
+        let has_ranges = switches.has(Switch::Ranges) && !tables.by_lengths;
+        kernel.entry.switches = switches
+            .with(Switch::Ranges, has_ranges)
+            .with(Switch::Lengths, tables.by_lengths)
+            .with(Switch::Cluster, schedule.cluster > 1);
         let tile_heads = problem.heads / schedule.packed as usize * kernel.slices as usize;
         // Units are of all entries, in whose place stands one.
         let entries = match tables.units {

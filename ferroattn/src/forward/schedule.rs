@@ -43,8 +43,6 @@ pub struct Schedule {
     pub blocks: u32,
     /// Whether splits are units of all entries' keys.
     pub has_units: bool,
-    /// Whether the last block of a tile's units combines them.
-    pub last_combines: bool,
     /// Blocks of a cluster, which have all splits of a tile; 1 where blocks are alone.
     pub cluster: u32,
     /// Heads whose query tiles take turns, and at least as many in the last wave; each slice of O's columns counts.
@@ -120,7 +118,6 @@ impl Schedule {
             split_keys: split_blocks * kernel.keys,
             blocks: grid(u128::from(tiles) * u128::from(splits))?,
             has_units: false,
-            last_combines: false,
             cluster: 1,
             waves: waves(kernel, problem, facts),
         })

@@ -71,7 +71,8 @@ use crate::error::{Error, Result};
 use crate::forward::Problem;
 use crate::tensor::{Dtype, RawTensor};
 use kernels::abi::{
-    BlockMapRef, Divisor, NEAR_SOFTCAP, Options, PagesRef, PairsRef, Switch, Switches, UnitsRef,
+    BlockMapRef, Divisor, LengthsRef, NEAR_SOFTCAP, Options, PagesRef, PairsRef, Switch, Switches,
+    UnitsRef,
 };
 
 /// Whether scores may be so large that lse in f32 [has no digits left](kernels::abi::FAR_LSE) for the row's sum: where the call adds
@@ -127,6 +128,7 @@ pub(crate) fn of_kernels(p: &Problem, tensors: &RawOptions) -> Options {
             .map_or_else(Default::default, |custom| custom.arrays.map(Into::into)),
         blocks: BlockMapRef::default(),
         query_blocks: BlockMapRef::default(),
+        lengths: LengthsRef::default(),
     }
 }
 

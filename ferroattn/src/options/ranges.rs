@@ -9,7 +9,9 @@ use crate::forward::Problem;
 use crate::plan::{Step, Steps};
 use crate::spread::Spread;
 use crate::tensor::RawTensor;
-use kernels::abi::{KeyRange, Options, QueryRange, QueryTile, RangesParams, Unit, UnitsRef};
+use kernels::abi::{
+    Divisor, KeyRange, LengthsRef, Options, QueryRange, QueryTile, RangesParams, UnitsRef,
+};
 use kernels::catalog::{self, Auxiliary, Family};
 use std::mem::offset_of;
 
@@ -20,7 +22,9 @@ pub(crate) struct Tables {
     pub spaced: Option<Spaced>,
     /// Whether it reads the ranges of queries: gradients do, and what rounds keys.
     pub of_keys: bool,
-    /// The units of the keys of all entries, of one sequence each.
+    /// Whether kernels read the lengths of each entry's sequence themselves: then there are no tables.
+    pub by_lengths: bool,
+    /// The units of the keys of all entries, of whose lengths kernels read.
     pub units: Option<Units>,
     /// The tiles of packed queries.
     pub tiles: Option<QueryTiles>,
@@ -40,19 +44,15 @@ impl Tables {
     }
 }
 
-/// Into how many [units](kernels::abi::UnitsRef) the keys of all entries are divided, and how.
+/// Into which [units](kernels::abi::UnitsRef) the keys of all entries are divided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Units {
-    /// How many there may be.
-    pub count: u32,
-    /// Keys of a unit where all entries have all keys.
-    pub keys: u32,
-    /// The multiple of keys at which units begin.
+    /// How many of one size all keys make at most.
+    pub whole: u32,
+    /// The multiple of keys at which they begin.
     pub step: u32,
-    /// The least keys of a unit.
+    /// The least keys of one that is not its entry's last.
     pub least: u32,
-    /// Counters of tiles whose last block combines; 0 where a launch does.
-    pub counters: u32,
 }
 
 /// The [tiles](QueryTile) of packed queries.
@@ -83,16 +83,34 @@ impl Steps {
         if !tensors.has_ranges() {
             return Ok(options);
         }
+        // Without lengths they fill their rows.
+        let named = tensors.sequences.as_ref().map(Sequences::named);
+        let addresses = named.map_or([0; 2], |parts| parts.map(|(_, tensor)| tensor.address));
+        let first_keys = tensors.first_keys.map_or(0, |first| first.address);
         let Tables {
             spaced,
             of_keys,
             units,
             tiles,
             spread,
+            by_lengths,
         } = tables;
-        // Without lengths they fill their rows.
-        let named = tensors.sequences.as_ref().map(Sequences::named);
-        let addresses = named.map_or([0; 2], |parts| parts.map(|(_, tensor)| tensor.address));
+        if by_lengths {
+            let [q, kv] = addresses;
+            options.lengths = LengthsRef { q, kv, first_keys };
+            if let Some(units) = units {
+                options.units = UnitsRef {
+                    offsets: self.reserve([p.batch + 1, 1, size_of::<u32>()])?,
+                    whole: Divisor::new(units.whole),
+                    step: Divisor::new(units.step),
+                    entries: p.batch as u32,
+                    least: units.least,
+                };
+                let of_units = place + offset_of!(Options, units);
+                self.places.push(of_units + offset_of!(UnitsRef, offsets));
+            }
+            return Ok(options);
+        }
         let padded = Spaced {
             rows: [p.seqlen_q, p.seqlen_kv],
             lengths: addresses,
@@ -130,7 +148,7 @@ impl Steps {
             kv,
             key_ranges: options.key_ranges,
             query_ranges: options.query_ranges,
-            first_keys: tensors.first_keys.map_or(0, |first| first.address),
+            first_keys,
             sequences: count as u32,
             batch: p.batch as u32,
             seqlen_q: p.seqlen_q as u32,
@@ -158,12 +176,6 @@ impl Steps {
             options.alibi_head = rows[0] as i64;
             self.places.push(place + offset_of!(Options, alibi));
         }
-        if let Some(units) = units {
-            options.units = self.reserve_units(p.batch, units, &mut params, &mut places)?;
-            let of_units = place + offset_of!(Options, units);
-            self.places.push(of_units + offset_of!(UnitsRef, table));
-            self.places.push(of_units + offset_of!(UnitsRef, offsets));
-        }
         if let Some(tiles) = tiles {
             options.tiles = self.reserve([tiles.count as usize, 1, size_of::<QueryTile>()])?;
             params.tiles = options.tiles;
@@ -176,8 +188,8 @@ impl Steps {
         let kernel = catalog::kernel(Family::Auxiliary(Auxiliary::Ranges));
         let keys = if of_keys { rows[1] } else { 0 };
         let rows = p.batch as u128 * (rows[0] + keys) as u128;
-        // The last block divides the keys, or the queries.
-        let divides = u128::from(units.is_some() || tiles.is_some());
+        // The last block divides the queries.
+        let divides = u128::from(tiles.is_some());
         let blocks = rows.div_ceil(u128::from(kernel.launch.threads)) + divides;
         let step = Step::new(
             kernel.into(),
@@ -188,29 +200,6 @@ impl Steps {
         )?;
         self.steps.push(step);
         Ok(options)
-    }
-
-    /// Tables of units in the workspace, as parameters of the launch that writes them, with the `places` of their addresses there.
-    fn reserve_units(
-        &mut self,
-        batch: usize,
-        units: Units,
-        params: &mut RangesParams,
-        places: &mut Vec<usize>,
-    ) -> Result<UnitsRef> {
-        let tables = UnitsRef {
-            table: self.reserve([units.count as usize, 1, size_of::<Unit>()])?,
-            offsets: self.reserve([batch + 1 + units.counters as usize, 1, size_of::<u32>()])?,
-        };
-        (params.units, params.unit_offsets) = (tables.table, tables.offsets);
-        params.unit_count = units.count;
-        params.unit_keys = units.keys;
-        params.unit_step = units.step;
-        params.unit_least = units.least;
-        params.unit_counters = units.counters;
-        places.push(offset_of!(RangesParams, units));
-        places.push(offset_of!(RangesParams, unit_offsets));
-        Ok(tables)
     }
 }
 

@@ -140,6 +140,14 @@ impl RawOptions {
         matches!(self.sequences, Some(Sequences::PackedQueries { .. }))
     }
 
+    /// Whether each entry of the batch has one sequence, whose lengths or first key lie in memory.
+    pub(crate) fn has_lengths(&self) -> bool {
+        match self.sequences {
+            None => self.first_keys.is_some(),
+            Some(sequences) => matches!(sequences, Sequences::Padded { .. }),
+        }
+    }
+
     /// Whether packed sequences have slopes of their own.
     pub(crate) fn has_slopes_of_sequences(&self) -> bool {
         let slopes = self.alibi.map(|alibi| alibi.shape[0]);

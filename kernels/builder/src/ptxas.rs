@@ -89,10 +89,11 @@ pub fn assemble(ptxas: &Path, modules: &[Module]) -> Result<Vec<Usage>, Error> {
     });
     with_options.try_for_each(|module| {
         let is_backward = module.name.starts_with("backward");
-        let is_grouped = module.name.starts_with("decode");
+        let decodes = module.name.starts_with("decode");
+        let is_grouped = decodes || module.name.starts_with("latent");
         let is_fp8 = module.name.starts_with("fp8");
         let some = match module.name.split('_').next() {
-            Some("latent") => &[Switch::Ranges, Switch::Pages][..],
+            Some("latent") => &[Switch::Ranges, Switch::Lengths, Switch::Pages][..],
             Some("fp8") if module.name.contains("optional") => OF_FP8,
             Some("fp8") => &[Switch::F32Output],
             _ => Switch::ALL,
@@ -102,7 +103,8 @@ pub fn assemble(ptxas: &Path, modules: &[Module]) -> Result<Vec<Usage>, Error> {
                 && (is_fp8 || *switch != Switch::F32Output)
                 && (!is_backward || switch.is_of_gradients())
                 && (!is_grouped || switch.is_of_groups())
-                && (is_grouped || *switch != Switch::Cluster)
+                && (is_grouped || *switch != Switch::Lengths)
+                && (decodes || *switch != Switch::Cluster)
         };
         let combinations = Switch::COMBINATIONS.par_iter();
         let combinations = combinations.filter(|switches| switches.iter().all(has));

@@ -58,8 +58,8 @@ pub use fp8::{FP8_BLOCK, Fp8Params, RoundRowsParams, RoundValuesParams};
 pub use gemm::{GemmParams, HopperGemmParams, MAX_DEPTH, MatrixRef};
 pub use merge::{MergeBackwardParams, MergeParams, MergeParts, PartRef};
 pub use options::{
-    ARRAYS, ArrayRef, KeyRange, NEAR_SOFTCAP, Options, PairsRef, QueryRange, QueryTile, Switch,
-    Switches, Unit, UnitsRef,
+    ARRAYS, ArrayRef, KeyRange, LengthsRef, NEAR_SOFTCAP, Options, PairsRef, QueryRange, QueryTile,
+    Switch, Switches, UnitsRef,
 };
 pub use order::Order;
 pub use pack::PackParams;

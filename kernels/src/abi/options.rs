@@ -57,6 +57,21 @@ pub struct Options {
     pub query_blocks: BlockMapRef,
     /// Arrays of a score or mask of [another crate](crate::attention::custom).
     pub custom: [ArrayRef; ARRAYS],
+    /// The lengths of sequences, where [`Switch::Lengths`] is on.
+    pub lengths: LengthsRef,
+}
+
+/// Which rows of each batch entry are its one sequence, `i32[batch]` each; 0 where all rows are.
+#[repr(C)]
+#[cfg_attr(not(target_arch = "nvptx64"), derive(bytemuck::NoUninit))]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LengthsRef {
+    /// Device address of the numbers of queries.
+    pub q: u64,
+    /// Device address of the numbers of keys, from key 0 on.
+    pub kv: u64,
+    /// Device address of the first keys.
+    pub first_keys: u64,
 }
 
 /// A tensor with an element for each pair of query and key, in device memory; 0 is the stride of an axis that repeats.
@@ -74,28 +89,30 @@ pub struct PairsRef {
     pub query_stride: i64,
 }
 
-/// Parts of the keys of all batch entries, of about one size, for as many blocks: in place of splits of each entry's keys, which would
-/// be as long as the entry.
+/// Units: parts of the keys of all batch entries, of one size but for the last of each entry, one for each block. They stand in place of splits of
+/// each entry's keys, which would be as long as the entry.
 ///
-/// The kernel that finds ranges of sequences writes them.
+/// Blocks find them by lengths: [`Switch::Lengths`] is on.
 #[repr(C)]
 #[cfg_attr(not(target_arch = "nvptx64"), derive(bytemuck::NoUninit))]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct UnitsRef {
-    /// Device address of a [`Unit`] for each split of the launch; 0 if there are none.
-    pub table: u64,
-    /// Device address of `i32[batch + 1]`: the first unit of each batch entry, and the one behind its last. Behind them is a counter for
-    /// each tile of a kernel whose last block [combines](Self::last_combines), zeros before the launch.
+    /// Device address of `i32[entries + 1]`: the first unit of each batch entry, and the one behind its last, which blocks write and the
+    /// combine kernel reads; 0 if there are no units.
     pub offsets: u64,
+    /// How many units of one size all keys make at most: a launch has one more for each entry.
+    pub whole: Divisor,
+    /// The multiple of keys at which units begin.
+    pub step: Divisor,
+    /// Batch entries.
+    pub entries: u32,
+    /// The least keys of a unit that is not the entry's last: a multiple of [`step`](Self::step).
+    pub least: u32,
 }
 
 impl UnitsRef {
     /// Columns of o that a warp combines at a time.
     pub const COMBINED: u32 = 128;
-
-    /// Tiles of a launch whose last blocks combine, at most: about as many as a GPU has multiprocessors. With more of them blocks are short,
-    /// and what each waits for counts.
-    const TILES: u32 = 128;
 
     /// Parts of a row of o of `dim` columns, each with as many as a warp combines at a time: a power of two.
     #[inline(always)]
@@ -103,31 +120,21 @@ impl UnitsRef {
         dim.div_ceil(Self::COMBINED).next_power_of_two()
     }
 
-    /// Whether the last block of a tile to be done combines the tile's units, in a kernel of so many warps that decodes `tiles` tiles: where
-    /// rows are few, that takes less time than a launch.
+    /// Keys of a unit, where all entries together have `all`: at most 2^30.
+    ///
+    /// ```
+    /// use kernels::abi::{Divisor, UnitsRef};
+    ///
+    /// let units = UnitsRef { whole: Divisor::new(10), step: Divisor::new(32), least: 64, ..UnitsRef::default() };
+    /// assert_eq!([0, 1000, 6401].map(|all| units.keys(all)), [64, 128, 672]);
+    /// ```
     #[inline(always)]
-    pub const fn last_combines(tiles: u32, [rows, dim]: [u32; 2], warps: u32) -> bool {
-        tiles <= Self::TILES && rows as u64 * Self::parts(dim) as u64 <= 2 * warps as u64
+    pub const fn keys(&self, all: u32) -> u32 {
+        let (keys, _) = self.whole.divide(all + self.whole.value - 1);
+        let (steps, _) = self.step.divide(keys + self.step.value - 1);
+        let keys = steps * self.step.value;
+        if keys > self.least { keys } else { self.least }
     }
-}
-
-/// A part of the keys of a batch entry.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Unit {
-    /// The batch entry; [`NONE`](Self::NONE) where there are fewer units.
-    pub batch: u32,
-    /// The first key.
-    pub first: u32,
-    /// How many keys.
-    pub keys: u32,
-    /// Its number among the units of the batch entry.
-    pub number: u32,
-}
-
-impl Unit {
-    /// The batch entry of no unit.
-    pub const NONE: u32 = u32::MAX;
 }
 
 /// A query tile of packed queries, whose rows are of one sequence: the keys of each lie in an entry of their own.
@@ -202,6 +209,9 @@ pub enum Switch {
     AlibiRows,
     /// Queries see ranges of keys from a table, in the place of a window.
     Ranges,
+    /// Queries see a window of their entry's sequence, which [lengths](LengthsRef) bound: [`Ranges`](Self::Ranges) without a table, for
+    /// kernels whose tiles always have rows of several heads.
+    Lengths,
     /// A bias of this type is added to each score.
     BiasF16,
     /// A bias of this type is added to each score.
@@ -242,6 +252,7 @@ impl Switch {
         Switch::Alibi,
         Switch::AlibiRows,
         Switch::Ranges,
+        Switch::Lengths,
         Switch::BiasF16,
         Switch::BiasBf16,
         Switch::BiasF32,
@@ -289,7 +300,8 @@ impl Switch {
         &[Switch::F32Output],
         &[Switch::F32Output, Switch::Ranges],
         &[Switch::Cluster],
-        &[Switch::Ranges, Switch::Pages, Switch::Cluster],
+        &[Switch::Lengths, Switch::Alibi],
+        &[Switch::Lengths, Switch::Pages, Switch::Cluster],
     ];
 
     /// Whether it is of a tensor with an element for each pair of query and key.
@@ -301,6 +313,7 @@ impl Switch {
                 | Switch::Alibi
                 | Switch::AlibiRows
                 | Switch::Ranges
+                | Switch::Lengths
                 | Switch::Pages
                 | Switch::Tiles
                 | Switch::Exact
@@ -318,6 +331,7 @@ impl Switch {
             Switch::Alibi => ("alibi", 1),
             Switch::AlibiRows => ("alibi", 2),
             Switch::Ranges => ("ranges", 1),
+            Switch::Lengths => ("lengths", 1),
             Switch::BiasF16 => ("bias", 1),
             Switch::BiasBf16 => ("bias", 2),
             Switch::BiasF32 => ("bias", 3),
@@ -340,7 +354,8 @@ impl Switch {
     pub const fn is_of_gradients(self) -> bool {
         !matches!(
             self,
-            Switch::BiasVectors
+            Switch::Lengths
+                | Switch::BiasVectors
                 | Switch::Pages
                 | Switch::Tiles
                 | Switch::Exact
@@ -363,6 +378,7 @@ impl Switch {
             Switch::Alibi => "alibi",
             Switch::AlibiRows => "alibi_rows",
             Switch::Ranges => "ranges",
+            Switch::Lengths => "lengths",
             Switch::BiasF16 => "bias_f16",
             Switch::BiasBf16 => "bias_bf16",
             Switch::BiasF32 => "bias_f32",
@@ -392,10 +408,11 @@ impl Switches {
     /// None.
     pub const NONE: Self = Switches(0);
 
-    /// These and another one, if `on`.
+    /// These, with one of them on or off.
     #[must_use]
     pub const fn with(self, switch: Switch, on: bool) -> Self {
-        Switches(self.0 | (on as u32) << switch as u32)
+        let others = self.0 & !(1 << switch as u32);
+        Switches(others | (on as u32) << switch as u32)
     }
 
     /// Whether a switch is on.

@@ -30,32 +30,15 @@ pub struct RangesParams {
     pub slopes_head: i64,
     /// Device address of the slope of each query, `f32[heads, seqlen_q]`, where there are slopes.
     pub query_slopes: u64,
-    /// Device address of a [`Unit`](super::Unit) for each of [`unit_count`](Self::unit_count), to write; 0 if they are not wanted. Only
-    /// of batch entries of one sequence. One more block then divides the keys.
-    pub units: u64,
-    /// Device address of `i32[batch + 1]`, to write: where the [units](super::UnitsRef::offsets) of each batch entry begin and end; and of
-    /// [counters](Self::unit_counters) behind them.
-    pub unit_offsets: u64,
     /// Device address of a [`QueryTile`](super::QueryTile) for each of [`tile_count`](Self::tile_count), to write, where offsets bound
     /// queries and lengths keys; 0 if they are not wanted. One more block then divides the queries.
     pub tiles: u64,
-    /// How many units there may be: each batch entry has one, and one more for each [`unit_keys`](Self::unit_keys) of all keys.
-    pub unit_count: u32,
-    /// Keys of a unit, a multiple of [`unit_step`](Self::unit_step), where no entry has fewer than `seqlen_kv`. Where they have, units have
-    /// fewer keys in the same measure.
-    pub unit_keys: u32,
-    /// The multiple of keys at which units begin.
-    pub unit_step: u32,
-    /// The least keys of a unit that is not the entry's last: a multiple of [`unit_step`](Self::unit_step).
-    pub unit_least: u32,
     /// How many query tiles of a head, or of a [group](Self::group), there may be.
     pub tile_count: u32,
     /// Rows of a query tile.
     pub tile_rows: u32,
     /// Rows of a query: the heads that share a tile.
     pub group: u32,
-    /// Counters behind the offsets of units, to clear.
-    pub unit_counters: u32,
     /// Sequences that each batch entry consists of, one after another.
     pub sequences: u32,
     /// Batch entries.
@@ -86,4 +69,6 @@ pub struct RangesParams {
     pub rows_q: u32,
     /// Keys where they are spread, like [`rows_q`](Self::rows_q).
     pub rows_kv: u32,
+    /// 0.
+    pub padding: u32,
 }

@@ -151,13 +151,6 @@ instructions! {
         "{{ .reg .pred first; .reg .b32 lane, old; mov.u32 lane, %laneid; setp.eq.u32 first, lane, 0;"
         "@first atom.release.gpu.global.add.u32 old, [{}], 1; }}";
 
-    /// Reads a counter and adds 1, after all earlier writes of the block that a barrier made visible to the thread: what other blocks
-    /// wrote before their calls is visible behind it.
-    ///
-    /// # Safety
-    /// `address` is 4-byte aligned and writable, by such calls alone.
-    count_up(address: u64 in reg64) -> old: u32 = "atom.acq_rel.gpu.global.add.u32 {}, [{}], 1;";
-
     /// Adds an f32.
     ///
     /// # Safety

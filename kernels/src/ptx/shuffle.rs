@@ -21,6 +21,31 @@ instructions! {
     /// # Safety
     /// Every lane of the warp must reach the same call.
     or(value: u32 in reg32) -> all: u32 = "redux.sync.or.b32 {}, {}, 0xffffffff;";
+
+    /// The sum of all lanes' numbers (`redux.sync`).
+    ///
+    /// # Safety
+    /// Every lane of the warp must reach the same call.
+    add(number: u32 in reg32) -> sum: u32 = "redux.sync.add.u32 {}, {}, 0xffffffff;";
+}
+
+/// The sum of the numbers of the lanes up to this one, `lane`.
+///
+/// # Safety
+/// Every lane of the warp must reach the same call.
+#[inline(always)]
+pub unsafe fn add_before(number: u32, lane: u32) -> u32 {
+    let mut sum = number;
+    let mut distance = 1;
+    while distance < 32 {
+        // SAFETY: the caller's promise.
+        let before = unsafe { number_of_lane(sum, lane.wrapping_sub(distance) % 32) };
+        if lane >= distance {
+            sum += before;
+        }
+        distance *= 2;
+    }
+    sum
 }
 
 /// The first lane's number. The assembler sees that it is the same in all lanes.

@@ -34,6 +34,9 @@ switches! {
     /// Whether [`Switch::Ranges`](crate::abi::Switch::Ranges) is on.
     ranges = "ranges" as bool, is_on;
 
+    /// Whether [`Switch::Lengths`](crate::abi::Switch::Lengths) is on.
+    lengths = "lengths" as bool, is_on;
+
     /// The type of the bias: the [value](crate::abi::Switch::constant) of its switch, or 0 if there is no bias.
     bias = "bias" as u32, core::convert::identity;
 

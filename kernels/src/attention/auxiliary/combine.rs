@@ -11,10 +11,9 @@ use crate::abi::{ForwardParams, UnitsRef};
 use crate::attention::options::score::Score;
 use crate::attention::workload::heads::Heads;
 use crate::attention::workload::sequence::Sequence;
-use crate::attention::workload::tile::has_units;
 use crate::attention::{Total, WorkTile};
 use crate::layout::element;
-use crate::ptx::{barrier, global, math, shared, shuffle, special, switch};
+use crate::ptx::{barrier, global, math, shuffle, special};
 use crate::tile::Element;
 use crate::tile::registers::{again, opaque};
 
@@ -60,31 +59,12 @@ pub unsafe fn combine<E: Element, const W: usize>(params: &ForwardParams) {
     }
 }
 
-/// Combines the tile of `br` rows of a block of `W` warps: with the other blocks of its [cluster](combine_in_cluster), where the switch is on,
-/// or as the [last block](combine_as_last) of its units.
+/// Combines the splits of a tile of `br` rows, one for each block of a cluster: the warps of all these blocks, `W` each, share its rows.
 ///
 /// # Safety
-/// All threads of the block make the same call, after it wrote its partial results, and read its shared memory.
+/// [`Switch::Cluster`](crate::abi::Switch::Cluster) is on. All threads of the block make the same call, after it wrote its partial results.
 #[inline(always)]
-pub unsafe fn combine_tile<E: Element, H: Heads, C: Score, const W: usize>(
-    params: &ForwardParams,
-    br: u32,
-) {
-    // SAFETY: the caller's promise.
-    unsafe {
-        match switch::cluster() {
-            true => combine_in_cluster::<E, H, C, W>(params, br),
-            false => combine_as_last::<E, H, C, W>(params, br),
-        }
-    }
-}
-
-/// Combines the splits of a tile, one for each block of a cluster: warps of all these blocks share its rows.
-///
-/// # Safety
-/// The conditions of [`combine_tile`].
-#[inline(always)]
-unsafe fn combine_in_cluster<E: Element, H: Heads, C: Score, const W: usize>(
+pub unsafe fn combine_in_cluster<E: Element, H: Heads, C: Score, const W: usize>(
     params: &ForwardParams,
     br: u32,
 ) {
@@ -106,55 +86,6 @@ unsafe fn combine_in_cluster<E: Element, H: Heads, C: Score, const W: usize>(
         // SAFETY: the caller's promise. What the cluster wrote is visible behind its barrier.
         unsafe { combine_row::<E, 1, 8>(params, dim, || row, task % parts, thread % 32) }
         task += W as u32 * special::blocks_of_cluster();
-    }
-}
-
-/// Combines a tile, if the block is the last one of the tile's [units](UnitsRef) to be done, and rows are
-/// [few](UnitsRef::last_combines): a launch of its own takes longer. The launch that divides the keys clears the counters.
-///
-/// # Safety
-/// The conditions of [`combine_tile`].
-#[inline(always)]
-unsafe fn combine_as_last<E: Element, H: Heads, C: Score, const W: usize>(
-    params: &ForwardParams,
-    br: u32,
-) {
-    let (dim, packed) = (C::value_dim(params), params.heads / params.tile_heads.value);
-    let tile_rows = packed * params.seqlen_q;
-    let tiles = params.batch_heads / packed;
-    if !has_units::<C>(params) || !UnitsRef::last_combines(tiles, [tile_rows, dim], W as u32) {
-        return;
-    }
-    // Not held over the block's loop.
-    let work = again(|| WorkTile::<H>::of_unit::<C>(params, br));
-    let tile = work.sequence.batch * params.tile_heads.value + work.heads.first() / packed;
-    let entries = params.batch_heads / params.heads;
-    // SAFETY: the launch has this many threads a block.
-    let thread = unsafe { special::thread(32 * W as u32) };
-    let (warp, lane) = (thread / 32, thread % 32);
-    // SAFETY: the caller's promise. The barriers are the block's; what blocks before wrote is visible behind the counter.
-    unsafe {
-        barrier::block();
-        if thread == 0 {
-            let counters = params.options.units.offsets + 4 * u64::from(entries + 1);
-            shared::store_u32(
-                shared::base(),
-                global::count_up(counters + 4 * u64::from(tile)),
-            );
-        }
-        barrier::block();
-        let done = shared::load_u32(shared::base()) + 1;
-        let [first, end] = load_offsets(params.options.units, work.sequence.batch);
-        if done < end - first {
-            return;
-        }
-        let parts = UnitsRef::parts(dim);
-        let mut task = warp;
-        while task < tile_rows * parts {
-            let row = u64::from(tile) * u64::from(tile_rows) + u64::from(task / parts);
-            combine_row::<E, 1, 8>(params, dim, || row, task % parts, lane);
-            task += W as u32;
-        }
     }
 }
 
@@ -249,7 +180,7 @@ impl Partials {
     #[inline(always)]
     fn new(params: &ForwardParams, dim: u32, row: u64, packed: u32) -> Self {
         let units = params.options.units;
-        let (first, heads, splits) = match units.table {
+        let (first, heads, splits) = match units.offsets {
             0 => (row, params.batch_heads, Sequence::split_count(params)),
             _ => {
                 let rows = u64::from(params.heads) * u64::from(params.seqlen_q);

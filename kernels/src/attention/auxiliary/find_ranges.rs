@@ -1,6 +1,7 @@
 //! The kernel that finds which keys queries see, and which queries see keys, in a batch of sequences.
 
-use crate::abi::{KeyRange, QueryRange, QueryTile, RangesParams, Unit, first_spread_row};
+use crate::abi::{KeyRange, QueryRange, QueryTile, RangesParams, first_spread_row};
+use crate::attention::workload::lengths::{load, of_entry, seen};
 use crate::ptx::{global, shuffle, special};
 use crate::tile::registers::opaque;
 
@@ -51,28 +52,10 @@ impl Side {
     #[inline(always)]
     unsafe fn of_sequence(self, sequence: u32, entry: u32) -> [i32; 2] {
         let start = (sequence * self.step) as i32;
-        let (mut first, mut length) = (0, self.step as i32);
         // SAFETY: the caller's promise.
-        unsafe {
-            if self.address != 0 {
-                length = load(self.address, entry).max(0).min(length);
-            }
-            if self.first != 0 {
-                first = load(self.first, entry).max(0).min(length);
-            }
-        }
-        [start + first, start + length]
+        let rows = unsafe { of_entry(self.address, self.first, self.step as i32, entry) };
+        rows.map(|row| start + row)
     }
-}
-
-/// Entry `index` of an array of numbers.
-///
-/// # Safety
-/// The entry is readable.
-#[inline(always)]
-unsafe fn load(address: u64, index: u32) -> i32 {
-    // SAFETY: the caller's promise.
-    unsafe { global::load_u32(address + 4 * u64::from(index)) as i32 }
 }
 
 /// Writes the ranges of the block's queries and keys, with `W` warps a block.
@@ -104,13 +87,9 @@ pub unsafe fn find_ranges<const W: u32>(params: &RangesParams) {
     };
     // SAFETY: the launch has this many threads a block; the entries are readable, and each thread writes ranges of its own.
     unsafe {
-        let divides = params.units != 0 || params.tiles != 0;
-        if divides && special::block() == special::blocks() - 1 {
+        if params.tiles != 0 && special::block() == special::blocks() - 1 {
             if special::thread(32 * W) < 32 {
-                match params.tiles {
-                    0 => divide_keys(params, [q, kv]),
-                    _ => divide_queries(params, q),
-                }
+                divide_queries(params, q);
             }
             return;
         }
@@ -167,127 +146,6 @@ pub unsafe fn find_ranges<const W: u32>(params: &RangesParams) {
     }
 }
 
-/// Divides the keys that batch entries see into units of one size, the last one of each smaller. An entry without keys has an empty one.
-///
-/// # Safety
-/// One warp makes the call, all lanes; lengths are readable, units and offsets writable.
-#[inline(always)]
-unsafe fn divide_keys(params: &RangesParams, [q, kv]: [Side; 2]) {
-    let lane = special::lane();
-    // SAFETY: the caller's promise.
-    let seen = |entry: u32| unsafe { keys_of_entry(params, [q, kv], entry) };
-    let mut all = 0;
-    let mut entry = lane;
-    while entry < params.batch {
-        let [start, end] = seen(entry);
-        all += (end - start) as u32;
-        entry += 32;
-    }
-    // SAFETY: all lanes are here.
-    let (_, all) = unsafe { scan(all, |a, b| a + b) };
-    let full = u64::from(params.batch) * u64::from(params.seqlen_kv);
-    let step = params.unit_step;
-    let keys = (u64::from(params.unit_keys) * u64::from(all)).div_ceil(full) as u32;
-    let keys = (keys.div_ceil(step) * step).max(params.unit_least);
-    let mut before = 0;
-    let mut first = 0;
-    while first < params.batch {
-        let entry = first + lane;
-        let (mut start, mut end, mut count) = (0, 0, 0);
-        if entry < params.batch {
-            [start, end] = seen(entry);
-            count = ((end - start) as u32).div_ceil(keys).max(1);
-        }
-        // SAFETY: all lanes are here.
-        let (sum, of_all) = unsafe { scan(count, |a, b| a + b) };
-        if entry < params.batch {
-            let unit = before + sum - count;
-            // SAFETY: the caller's promise; each lane has units of its own.
-            unsafe {
-                global::store_u32(params.unit_offsets + 4 * u64::from(entry), unit);
-                write_units(params, entry, unit, count, [start as u32, end as u32], keys);
-            }
-        }
-        before += of_all;
-        first += 32;
-    }
-    let mut unit = before;
-    // SAFETY: as above.
-    unsafe {
-        if lane == 0 {
-            global::store_u32(params.unit_offsets + 4 * u64::from(params.batch), unit);
-        }
-        let mut counter = lane;
-        while counter < params.unit_counters {
-            let entry = params.batch + 1 + counter;
-            global::store_u32(params.unit_offsets + 4 * u64::from(entry), 0);
-            // Opaque: the loop stays one.
-            counter = opaque(counter + 32);
-        }
-        unit += lane;
-        while unit < params.unit_count {
-            write_unit(params, unit, [Unit::NONE, 0, 0, 0]);
-            unit += 32;
-        }
-    }
-}
-
-/// The keys that queries of a batch entry see by its lengths and a window's left bound, from the begin of a step on.
-///
-/// # Safety
-/// The lengths are readable.
-#[inline(always)]
-unsafe fn keys_of_entry(params: &RangesParams, [q, kv]: [Side; 2], entry: u32) -> [i32; 2] {
-    // SAFETY: the caller's promise.
-    let ([first, queries], [start, end]) =
-        unsafe { (q.of_sequence(0, entry), kv.of_sequence(0, entry)) };
-    let seen = end
-        .saturating_sub(queries - first)
-        .saturating_sub(params.left);
-    let start = start.max(seen).min(end).max(0);
-    [start - start % params.unit_step as i32, end]
-}
-
-/// Writes the units of a batch entry, `count` from `unit` on, of so many keys each.
-///
-/// # Safety
-/// The units are writable by this lane alone.
-#[inline(always)]
-unsafe fn write_units(
-    params: &RangesParams,
-    entry: u32,
-    unit: u32,
-    count: u32,
-    [start, end]: [u32; 2],
-    keys: u32,
-) {
-    let mut number = 0;
-    while number < count {
-        let first = start + number * keys;
-        // SAFETY: the caller's promise.
-        unsafe {
-            write_unit(
-                params,
-                unit + number,
-                [entry, first, keys.min(end - first), number],
-            )
-        };
-        // Opaque: 3 to 8 registers fewer.
-        number = opaque(number + 1);
-    }
-}
-
-/// # Safety
-/// The unit is writable by this lane alone, if it is one of the launch.
-#[inline(always)]
-unsafe fn write_unit(params: &RangesParams, unit: u32, numbers: [u32; 4]) {
-    if unit < params.unit_count {
-        let address = params.units + size_of::<Unit>() as u64 * u64::from(unit);
-        // SAFETY: the caller's promise.
-        unsafe { global::store_u32x4(address, numbers) };
-    }
-}
-
 /// Divides packed queries into tiles of one sequence each, the last of each smaller. Queries before the first sequence and behind the
 /// last one, which see no key, have tiles as if they were sequences. Offsets are those of [`by_offsets`]: so each query has one tile, in
 /// the sequence of its range.
@@ -316,7 +174,10 @@ unsafe fn divide_queries(params: &RangesParams, q: Side) {
         begin = last;
         let count = (end - start).div_ceil(rows);
         // SAFETY: as above.
-        let (sum, of_all) = unsafe { scan(count, |a, b| a + b) };
+        let (sum, of_all) = unsafe {
+            let sum = shuffle::add_before(count, lane);
+            (sum, shuffle::number_of_lane(sum, 31))
+        };
         let mut number = 0;
         while number < count {
             let tile = QueryTile {
@@ -358,27 +219,6 @@ unsafe fn write_tile(params: &RangesParams, number: u32, tile: QueryTile) {
     }
 }
 
-/// What an operation makes of the numbers of this lane and those before it, and of all lanes.
-///
-/// # Safety
-/// All lanes of the warp make the same call.
-#[inline(always)]
-unsafe fn scan(number: u32, combine: impl Fn(u32, u32) -> u32) -> (u32, u32) {
-    let lane = special::lane();
-    let mut sum = number;
-    let mut distance = 1;
-    while distance < 32 {
-        // SAFETY: the caller's promise.
-        let before = unsafe { shuffle::number_of_lane(sum, lane.wrapping_sub(distance) % 32) };
-        if lane >= distance {
-            sum = combine(sum, before);
-        }
-        distance *= 2;
-    }
-    // SAFETY: as above.
-    (sum, unsafe { shuffle::number_of_lane(sum, 31) })
-}
-
 /// Writes the slopes of a sequence as those of a query, of so many.
 ///
 /// # Safety
@@ -398,14 +238,6 @@ unsafe fn write_slopes(params: &RangesParams, sequence: u32, [query, queries]: [
         // Opaque: the loop stays one, 250 instructions fewer.
         head = opaque(head + 1);
     }
-}
-
-/// The rows around `center` that exist, from `before` ones before it to `behind` ones behind it.
-#[inline(always)]
-fn seen(center: i32, [before, behind]: [i32; 2], [first, end]: [i32; 2]) -> [i32; 2] {
-    let start = center.saturating_sub(before);
-    let stop = center.saturating_add(behind).saturating_add(1);
-    [start, stop].map(|row| row.max(first).min(end))
 }
 
 /// The sequence of a row, whose own side `own` bounds, and whether the row lies in it; the last sequence before it else.

@@ -12,7 +12,7 @@
 
 use super::begin;
 use crate::abi::{E4m3Params, ForwardParams};
-use crate::attention::auxiliary::combine::combine_tile;
+use crate::attention::auxiliary::combine::combine_in_cluster;
 use crate::attention::options::cache_score::CacheScore;
 use crate::attention::options::mask::Mask;
 use crate::attention::options::score::Score;
@@ -21,7 +21,7 @@ use crate::attention::workload::heads::Heads;
 use crate::attention::workload::key_rows::KeyRows;
 use crate::attention::workload::sequence::Split;
 use crate::attention::{Team, WorkTile};
-use crate::ptx::{shared, special};
+use crate::ptx::{shared, special, switch};
 use crate::tile::whole::{map_rows, scale_rows};
 use crate::tile::{Accumulator, Copier, CpAsync, E4m3, Element, Numbers, Pipeline, SharedTile};
 
@@ -109,11 +109,12 @@ unsafe fn decode_numbers<
     // SAFETY: the launch has this many threads a block.
     let thread = unsafe { special::thread(threads) };
     let warp_row = thread / 32 * 16;
-    let work = WorkTile::<H>::of_split::<C>(params, br);
-    let (first, rows) = (work.first, work.row_count::<C>());
-    let Some(split) = work.keys_of_unit::<C>(params) else {
+    let mut work = WorkTile::<H>::of_split::<C>(params, br);
+    // SAFETY: all threads of the block are here.
+    let Some(split) = (unsafe { work.take_keys::<C>(params, thread) }) else {
         return;
     };
+    let (first, rows) = (work.first, work.row_count::<C>());
     let q = Copier::new(work.q_rows(&params.q), thread, threads);
     let keys =
         |tensor| work.key_rows::<<C::Keys as KeyRows>::Cached, B>(params, tensor, split.first);
@@ -205,6 +206,8 @@ unsafe fn decode_numbers<
             scale_rows(&mut warp.o[0], [descales.of_head(); 2]);
         }
         warp.store::<B, H, 1>(params, threads, team, WorkTile::of_split::<C>);
-        combine_tile::<B::Element, H, C, W>(params, br);
+        if switch::cluster() {
+            combine_in_cluster::<B::Element, H, C, W>(params, br);
+        }
     }
 }

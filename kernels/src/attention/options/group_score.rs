@@ -4,6 +4,7 @@ use super::ranges::load_range;
 use super::score::{ALIBI_ROWS, Corner, Optional, Score, slope_at};
 use crate::abi::{Divisor, ForwardParams};
 use crate::attention::SoftmaxScale;
+use crate::attention::workload::lengths;
 use crate::attention::workload::sequence::Split;
 use crate::layout::fragment;
 use crate::ptx::{math, special, switch};
@@ -22,6 +23,8 @@ pub struct GroupScore {
     queries: i32,
     /// Keys of a batch entry less its queries.
     offset: i32,
+    /// Keys of the entry's sequence less its queries, where slopes and lengths ask for it.
+    own_offset: i32,
     ranges: u64,
 }
 
@@ -91,7 +94,14 @@ impl GroupScore {
     #[inline(always)]
     pub fn with_scale(params: &ForwardParams, batch: u32, head: u32, scale: f32) -> Self {
         let options = Optional::with_scale(params, batch, head, scale);
+        let mut own_offset = 0;
+        if switch::lengths() && switch::alibi() != 0 {
+            // SAFETY: the switch is on.
+            let [queries, keys] = unsafe { lengths::of_options(params, batch) };
+            own_offset = keys[1] - queries[1];
+        }
         GroupScore {
+            own_offset,
             group: params.group,
             slopes: options.slopes(),
             head_bytes: 4 * params.options.alibi_head,
@@ -112,6 +122,9 @@ impl GroupScore {
             // SAFETY: a launch with ranges has one for each query.
             let [.., offset, _] = unsafe { load_range(self.ranges, self.queries, query) };
             place += offset as i32 - self.offset;
+        }
+        if switch::lengths() {
+            place += self.own_offset - self.offset;
         }
         // The switch is on for a far scale alone.
         if self.slopes == 0 {

@@ -5,6 +5,7 @@ use super::mask::{Interval, Mask, Span, Window};
 use super::pairs::Pairs;
 use super::seen::{KeyLine, QueryLine, Seen, element_bytes, has_mask, place};
 use crate::abi::{ForwardParams, KeyRange, QueryRange};
+use crate::attention::workload::lengths;
 use crate::attention::workload::sequence::{Sequence, Split};
 use crate::ptx::{global, switch};
 
@@ -150,7 +151,13 @@ impl Ranges {
     fn range(self, query: i32) -> Span {
         // SAFETY: a launch has a range for each query.
         let [start, end, ..] = unsafe { load_range(self.key_ranges, self.queries, query) };
-        let in_split = |key: u32| (key as i32 - self.before).max(0).min(self.keys);
+        self.in_split([start as i32, end as i32])
+    }
+
+    /// The keys of a range that lie in the split.
+    #[inline(always)]
+    fn in_split(self, [start, end]: [i32; 2]) -> Span {
+        let in_split = |key: i32| (key - self.before).max(0).min(self.keys);
         Span {
             start: in_split(start),
             end: in_split(end),
@@ -176,9 +183,16 @@ impl Ranges {
     }
 }
 
-/// [`Ranges`] without a boolean mask, which heads may differ in: for tiles with rows of several heads.
+/// [`Ranges`] without a boolean mask, which heads may differ in: for tiles with rows of several heads. Where
+/// [`Switch::Lengths`](crate::abi::Switch::Lengths) is on, lengths take the place of tables.
 #[derive(Clone, Copy)]
-pub struct Spans(Ranges);
+pub struct Spans {
+    ranges: Ranges,
+    /// The queries and the keys of the entry's sequence, where lengths tell them.
+    own: [[i32; 2]; 2],
+    /// The window's bounds.
+    bounds: [i32; 2],
+}
 
 impl Mask for Spans {
     const UNIFORM: bool = false;
@@ -187,22 +201,50 @@ impl Mask for Spans {
 
     #[inline(always)]
     fn new(params: &ForwardParams, sequence: Sequence, split: Split) -> Self {
-        Spans(Ranges::new(params, sequence, split))
+        let mut own = [[0; 2]; 2];
+        if switch::lengths() {
+            // SAFETY: the switch is on.
+            own = unsafe { lengths::of_options(params, sequence.batch) };
+        }
+        Spans {
+            ranges: Ranges::new(params, sequence, split),
+            own,
+            bounds: [params.options.left, params.options.right],
+        }
     }
 
     #[inline(always)]
     fn keys(self, query: i32) -> Span {
-        self.0.key_span(query)
+        match switch::lengths() {
+            true => self.of_sequence(query),
+            false => self.ranges.key_span(query),
+        }
     }
 
     #[inline(always)]
     fn queries(self, key: i32) -> Span {
-        self.0.query_span(key)
+        self.ranges.query_span(key)
     }
 
     #[inline(always)]
     fn keys_of_block(self, query: i32, first_key: i32) -> Span {
-        self.0.span_of_block(query, first_key)
+        match switch::lengths() {
+            true => self.of_sequence(query).counted_from(first_key),
+            false => self.ranges.span_of_block(query, first_key),
+        }
+    }
+}
+
+impl Spans {
+    /// The keys of a query by the sequence's lengths; none, at the end, for one behind it.
+    #[inline(always)]
+    fn of_sequence(self, query: i32) -> Span {
+        let [queries, keys] = self.own;
+        let mut range = [keys[1]; 2];
+        if query < queries[1] {
+            range = lengths::seen(query + keys[1] - queries[1], self.bounds, keys);
+        }
+        self.ranges.in_split(range)
     }
 }
 

@@ -3,8 +3,9 @@
 use super::heads::Heads;
 use super::key_rows::KeyRows;
 use super::sequence::{Sequence, Split};
+use super::units;
 use super::visits::Visits;
-use crate::abi::{ForwardParams, QueryTile, TensorRef, Unit};
+use crate::abi::{ForwardParams, QueryTile, TensorRef};
 use crate::attention::options::mask::{Interval, Mask};
 use crate::attention::options::score::Score;
 use crate::layout::rows::{Rows, Strided};
@@ -35,44 +36,26 @@ impl<H: Heads> WorkTile<H> {
         Self::at::<C>(params, special::block(), br)
     }
 
-    /// The work of this block, in tiles of `br` rows: of a unit, in kernels with such scores, if the launch has some.
-    #[inline(always)]
-    pub fn of_unit<C: Score>(params: &ForwardParams, br: u32) -> Self {
-        Self::of_unit_or::<C>(params, br, special::block)
-    }
-
-    /// The work of this block, in tiles of `br` rows: of [a unit](Self::of_unit) or, where the switch is on, of a split of its
-    /// cluster's tile.
+    /// The work of this block, in tiles of `br` rows or, where the switch is on, of a split of its cluster's tile.
     #[inline(always)]
     pub fn of_split<C: Score>(params: &ForwardParams, br: u32) -> Self {
-        Self::of_unit_or::<C>(params, br, || match switch::cluster() {
+        let place = match switch::cluster() {
             true => special::block_in_cluster() * special::clusters() + special::cluster(),
             false => special::block(),
-        })
-    }
-
-    /// The work of a unit, if the launch has some, or at a place of the order.
-    #[inline(always)]
-    fn of_unit_or<C: Score>(params: &ForwardParams, br: u32, place: impl Fn() -> u32) -> Self {
-        if !has_units::<C>(params) {
-            return Self::at::<C>(params, place(), br);
-        }
-        // Units stand in the place of splits, of all batch entries.
-        let (unit, tile, head) = params.order.place(special::block());
-        let Unit { batch, .. } = load_unit(params, unit);
-        Self::new::<C>(params, unit, batch, head, tile * br)
+        };
+        Self::at::<C>(params, place, br)
     }
 
     /// The work at a place of the [order](crate::abi::Order), in tiles of `br` rows.
     #[inline(always)]
     pub fn at<C: Score>(params: &ForwardParams, place: u32, br: u32) -> Self {
         let (split, tile, head) = params.order.place(place);
-        let (batch, head) = params.tile_heads.divide(head);
+        let (mut batch, head) = params.tile_heads.divide(head);
+        let mut first = tile * br;
         if has_packed_tiles::<C>() {
-            let first = load_packed_tile(params, tile).first;
-            return Self::new::<C>(params, split, tile, head, first);
+            (batch, first) = (tile, load_packed_tile(params, tile).first);
         }
-        Self::new::<C>(params, split, batch, head, tile * br)
+        Self::new::<C>(params, split, batch, head, first)
     }
 
     /// The rows from `first` on of heads `tile_head` of a batch entry, on a split of the keys; or, of packed queries, of their tile
@@ -162,19 +145,32 @@ impl<H: Heads> WorkTile<H> {
         split
     }
 
-    /// The keys of the split or the unit; none if there are fewer units.
+    /// The keys of the split, or of the [unit](units) of that number, whose entry the work then has; none if there are fewer units.
+    ///
+    /// # Safety
+    /// All threads of the block make the same call, each with its number.
     #[inline(always)]
-    pub fn keys_of_unit<C: Score>(&self, params: &ForwardParams) -> Option<Split> {
+    pub unsafe fn take_keys<C: Score>(
+        &mut self,
+        params: &ForwardParams,
+        thread: u32,
+    ) -> Option<Split> {
         if !has_units::<C>(params) {
             return Some(self.keys(params));
         }
-        let unit = load_unit(params, self.split);
-        let split = Split {
+        // SAFETY: the caller's promise; a launch with units has lengths.
+        let unit = unsafe { units::find(params, self.split)? };
+        self.sequence.batch = unit.entry;
+        if self.first + self.heads.kv_head() + thread == 0 {
+            // SAFETY: a launch with units has offsets, and tiles with rows of all heads that share keys: of the unit's blocks one has
+            // the first row.
+            unsafe { units::write_offset(params, self.split, unit) }
+        }
+        Some(Split {
             first: unit.first,
             keys: unit.keys,
             is_first: unit.number == 0,
-        };
-        (unit.batch != Unit::NONE).then_some(split)
+        })
     }
 
     /// Which keys of the split the queries see.
@@ -315,7 +311,7 @@ impl<H: Heads> WorkTile<H> {
 #[inline(always)]
 pub fn has_units<C: Score>(params: &ForwardParams) -> bool {
     // Lengths alone make units: without them the assembler drops all of this.
-    C::HAS_UNITS && switch::ranges() && params.options.units.table != 0
+    C::HAS_UNITS && switch::lengths() && params.options.units.offsets != 0
 }
 
 /// Whether tiles are those of packed queries, in a kernel with such scores.
@@ -335,18 +331,5 @@ pub fn load_packed_tile(params: &ForwardParams, tile: u32) -> QueryTile {
         first,
         start,
         end,
-    }
-}
-
-#[inline(always)]
-fn load_unit(params: &ForwardParams, unit: u32) -> Unit {
-    let address = params.options.units.table + size_of::<Unit>() as u64 * u64::from(unit);
-    // SAFETY: a launch with units has one for each split.
-    let [batch, first, keys, number] = unsafe { global::load_u32x4(address) };
-    Unit {
-        batch,
-        first,
-        keys,
-        number,
     }
 }

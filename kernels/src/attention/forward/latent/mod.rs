@@ -95,14 +95,15 @@ pub unsafe fn latent<
         assert!(16 * NT as u32 == LatentMemory::KEYS);
     }
     let forward = &params.forward;
+    // SAFETY: the launch has this many threads a block.
+    let thread = unsafe { special::thread(THREADS) };
     // SAFETY: all threads make the call.
-    let Some(part) = (unsafe { Part::<M, H>::new::<C>(forward) }) else {
+    let Some(part) = (unsafe { Part::<M, H>::new::<C>(forward, thread) }) else {
         return;
     };
     let memory = LatentMemory::new(shared::base());
-    // SAFETY: the launch has this many threads a block. All of them reach the barrier; then each warpgroup has its role.
+    // SAFETY: all threads of the block reach the barrier; then each warpgroup has its role.
     unsafe {
-        let thread = special::thread(THREADS);
         if thread == 0 {
             for stage in 0..S {
                 mbarrier::init(memory.full(stage), 1);

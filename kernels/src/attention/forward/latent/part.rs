@@ -29,11 +29,12 @@ impl<M: Mask, H: Heads> Part<M, H> {
     /// The part of this block; none if there are fewer units.
     ///
     /// # Safety
-    /// All lanes of the warp make the same call.
+    /// All threads of the block make the same call, each with its number.
     #[inline(always)]
-    pub unsafe fn new<C: Score>(params: &ForwardParams) -> Option<Self> {
-        let work = WorkTile::<H>::of_unit::<C>(params, LatentMemory::ROWS);
-        let split = work.keys_of_unit::<C>(params);
+    pub unsafe fn new<C: Score>(params: &ForwardParams, thread: u32) -> Option<Self> {
+        let mut work = WorkTile::<H>::of_block::<C>(params, LatentMemory::ROWS);
+        // SAFETY: the caller's promise.
+        let split = unsafe { work.take_keys::<C>(params, thread) };
         // A vote: else the assembler takes warps for divergent behind a branch on what was loaded.
         // SAFETY: the caller's promise.
         if unsafe { vote::any(split.is_none()) } {

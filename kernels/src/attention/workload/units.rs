@@ -1,0 +1,113 @@
+//! Units: parts of the keys of all batch entries, one for each block. A block finds its own by the entries' lengths.
+
+use super::lengths;
+use crate::abi::{ForwardParams, UnitsRef};
+use crate::ptx::{global, shuffle, special, vote};
+use crate::tile::registers::opaque;
+use core::hint::assert_unchecked;
+
+/// A part of the keys of a batch entry.
+#[derive(Clone, Copy)]
+pub struct Unit {
+    /// The batch entry.
+    pub entry: u32,
+    /// The first key.
+    pub first: u32,
+    /// How many keys.
+    pub keys: u32,
+    /// Its number among the units of the entry, and how many these are.
+    pub number: u32,
+    pub count: u32,
+}
+
+/// Unit number `number` of a launch with units; none if there are fewer.
+///
+/// All units have the same number of keys, but the last one of each entry, which may be smaller. An entry without keys has an empty unit.
+///
+/// # Safety
+/// All lanes of the warp make the same call; lengths are readable.
+#[inline(always)]
+pub unsafe fn find(params: &ForwardParams, number: u32) -> Option<Unit> {
+    let lane = special::lane();
+    let UnitsRef { entries, .. } = params.options.units;
+    // SAFETY: the caller's promise.
+    let seen = |entry: u32| unsafe { seen_of_entry(params, entry) };
+    let (mut all, mut entry) = (0, lane);
+    while entry < entries {
+        let [start, end] = seen(entry);
+        all += end - start;
+        // Opaque: the loop stays one.
+        entry = opaque(entry + 32);
+    }
+    // SAFETY: all lanes are here, as they are everywhere below.
+    let keys = params.options.units.keys(unsafe { shuffle::add(all) });
+    // SAFETY: a launch with units has some.
+    unsafe { assert_unchecked(keys > 0) }
+    let (mut before, mut first) = (0, 0);
+    while first < entries {
+        let entry = first + lane;
+        let (mut start, mut end, mut count) = (0, 0, 0);
+        if entry < entries {
+            [start, end] = seen(entry);
+            count = (end - start).div_ceil(keys).max(1);
+        }
+        // SAFETY: as above.
+        unsafe {
+            let behind = before + shuffle::add_before(count, lane);
+            // The entry has the first of the lanes whose units end behind this one.
+            let owner = vote::ballot(behind <= number).count_ones();
+            if owner < 32 {
+                let of_owner = |own| shuffle::number_of_lane(own, owner);
+                let (count, end) = (of_owner(count), of_owner(end));
+                let number = number + count - of_owner(behind);
+                let start = of_owner(start) + number * keys;
+                return Some(Unit {
+                    entry: first + owner,
+                    first: start,
+                    keys: keys.min(end - start),
+                    number,
+                    count,
+                });
+            }
+            before = shuffle::number_of_lane(behind, 31);
+        }
+        first = opaque(first + 32);
+    }
+    None
+}
+
+/// Writes where the units of a unit's entry begin, by the entry's first unit, which is number `number` of all; and the end of the last entry's.
+///
+/// # Safety
+/// The offsets are writable. One thread makes the call for each unit.
+#[inline(always)]
+pub unsafe fn write_offset(params: &ForwardParams, number: u32, unit: Unit) {
+    let UnitsRef {
+        offsets, entries, ..
+    } = params.options.units;
+    if unit.number > 0 {
+        return;
+    }
+    let offset = offsets + 4 * u64::from(unit.entry);
+    // SAFETY: the caller's promise.
+    unsafe {
+        global::store_u32(offset, number);
+        if unit.entry == entries - 1 {
+            global::store_u32(offset + 4, number + unit.count);
+        }
+    }
+}
+
+/// The keys that queries of a batch entry see by its lengths and a window's left bound, from the begin of a step on.
+///
+/// # Safety
+/// The lengths are readable.
+#[inline(always)]
+unsafe fn seen_of_entry(params: &ForwardParams, entry: u32) -> [u32; 2] {
+    // SAFETY: the caller's promise.
+    let [[first, queries], [start, end]] = unsafe { lengths::of_options(params, entry) };
+    let behind = (queries - first) as u32 + params.options.left as u32;
+    let start = (end as u32).saturating_sub(behind).max(start as u32);
+    let (_, in_step) = params.options.units.step.divide(start);
+    [start - in_step, end as u32]
+}
