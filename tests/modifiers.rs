@@ -213,6 +213,8 @@ pub struct ModifierTensors {
     bias: Option<Bias>,
     mask: Option<Mask>,
     sequences: Option<Sequences<Tensor<i32, 1>>>,
+    /// Whether all queries of padded sequences count: then the call gives lengths of keys alone.
+    all_queries: bool,
     first_keys: Option<Tensor<i32, 1>>,
     cache_entries: Option<Tensor<i32, 1>>,
     pages: Option<Tensor<i32, 2>>,
@@ -393,6 +395,10 @@ impl Modifiers {
             alibi: alibi.transpose()?,
             sinks: sinks.transpose()?,
             sequences: sequences.transpose()?,
+            all_queries: matches!(
+                &self.sequences,
+                Some(Sequences::Padded { q, .. }) if q.iter().all(|&q| q == problem.seqlen_q as i32)
+            ),
             first_keys: first_keys.transpose()?,
             cache_entries: cache_entries.transpose()?,
             pages: pages.transpose()?,
@@ -505,6 +511,7 @@ impl ModifierTensors {
         };
         call = match &self.sequences {
             Some(Sequences::Packed { q, kv }) => call.packed(q, kv),
+            Some(Sequences::Padded { kv, .. }) if self.all_queries => call.padded_keys(kv),
             Some(Sequences::Padded { q, kv }) => call.padded(q, kv),
             Some(Sequences::PackedQueries { q, kv }) => call.packed_queries(q, kv),
             None => call,

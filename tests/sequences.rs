@@ -32,6 +32,10 @@ pub fn tests() -> Vec<Test> {
         Test::new("of_all_sizes", of_all_sizes),
         Test::new("at_edges_of_tiles", at_edges_of_tiles),
         Test::new("without_keys_or_queries", without_keys_or_queries),
+        Test::new("lengths_of_keys_alone", lengths_of_keys_alone),
+        Test::backward("gradients_by_lengths_of_keys_alone", |device| {
+            BackwardCase::from(of_all_queries(130)).check(device)
+        }),
     ];
     let of_hopper = of_hopper.into_iter().flatten();
     tests.into_iter().chain(numbers).chain(of_hopper).collect()
@@ -145,6 +149,34 @@ fn offsets(first: i32, lengths: &[i32]) -> Vec<i32> {
         Some(*end)
     }));
     offsets
+}
+
+/// Few queries and many, which all count.
+fn lengths_of_keys_alone(device: &Device) -> Outcome {
+    for seqlen_q in [3, 130] {
+        of_all_queries(seqlen_q).check(device)?;
+    }
+    PASSED
+}
+
+/// Padded sequences of so many queries each.
+fn of_all_queries(seqlen_q: usize) -> Case {
+    Case {
+        batch: 3,
+        heads: 4,
+        kv_heads: 2,
+        seqlen_q,
+        seqlen_kv: 200,
+        causal: true,
+        modifiers: Modifiers {
+            sequences: Some(Sequences::Padded {
+                q: vec![seqlen_q as i32; 3],
+                kv: vec![200, 0, 77],
+            }),
+            ..Modifiers::default()
+        },
+        ..Case::default()
+    }
 }
 
 /// Sequences of a row, of a tile, and of several, in one call: self-attention, and each with other keys.

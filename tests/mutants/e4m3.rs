@@ -19,14 +19,14 @@ pub const MUTANTS: &[Mutant] = &[
     Mutant {
         what: "the first page's descale of keys for all",
         kernel: DECODE,
-        pattern: "param_0+640]",
+        pattern: "param_0+648]",
         which: All,
         change: zero_parameter,
     },
     Mutant {
         what: "the first head's descale of values for all",
         kernel: DECODE,
-        pattern: "param_0+680]",
+        pattern: "param_0+688]",
         which: All,
         change: zero_parameter,
     },

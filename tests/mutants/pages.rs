@@ -4,7 +4,7 @@ use super::change::{always_first, remove, zero};
 use super::options::{off, zero_parameter};
 use super::{
     Mutant, Run,
-    Which::{All, Last, Nth},
+    Which::{All, Nth},
 };
 use crate::pages;
 use kernels::abi::{Switch, Switches};
@@ -92,8 +92,11 @@ pub const MUTANTS: &[Mutant] = &[
         what: "no unit of an entry without keys",
         kernel: DECODE,
         pattern: "max.u32",
-        which: Nth(5),
-        change: always_first,
+        which: All,
+        change: |line| match line.ends_with(", 1;") {
+            true => always_first(line),
+            false => line.to_owned(),
+        },
     },
     Mutant {
         what: "where the units of an entry begin not written",

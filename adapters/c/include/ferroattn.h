@@ -260,7 +260,7 @@ typedef struct FerroattnOptions {
   const struct FerroattnTensor *bias;
   // A mask `[batch, heads, seqlen_q, seqlen_kv]`, of bits with `ceil(seqlen_kv / 32)` words in the last axis, of stride 1.
   const struct FerroattnTensor *mask;
-  // Offsets or lengths of queries, with stride 1.
+  // Offsets or lengths of queries, with stride 1. NULL for padded sequences of which all queries count.
   const struct FerroattnTensor *sequences_q;
   // Offsets or lengths of keys, with stride 1.
   const struct FerroattnTensor *sequences_kv;

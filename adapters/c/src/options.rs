@@ -5,7 +5,9 @@ use crate::pointer::{self, Parameters};
 use crate::prefix;
 use crate::status::{Failure, FerroattnStatus, guarded};
 use crate::tensor::{FerroattnTensor, Use, dtype};
-use ferroattn::{Attention, Dtype, RawBias, RawMask, RawOptions, RawSequences, Sequences};
+use ferroattn::{
+    Attention, Dtype, RawBias, RawMask, RawOptions, RawSequences, RawTensor, Sequences,
+};
 use std::ffi::c_char;
 use std::mem::offset_of;
 use std::ptr::null;
@@ -75,7 +77,7 @@ pub struct FerroattnOptions {
     pub bias: *const FerroattnTensor,
     /// A mask `[batch, heads, seqlen_q, seqlen_kv]`, of bits with `ceil(seqlen_kv / 32)` words in the last axis, of stride 1.
     pub mask: *const FerroattnTensor,
-    /// Offsets or lengths of queries, with stride 1.
+    /// Offsets or lengths of queries, with stride 1. NULL for padded sequences of which all queries count.
     pub sequences_q: *const FerroattnTensor,
     /// Offsets or lengths of keys, with stride 1.
     pub sequences_kv: *const FerroattnTensor,
@@ -291,13 +293,16 @@ impl FerroattnOptions {
         match (self.sequences, q, kv) {
             (NONE, None, None) => Ok(None),
             (PACKED, Some(q), Some(kv)) => Ok(Some(Sequences::Packed { q, kv })),
-            (PADDED, Some(q), Some(kv)) => Ok(Some(Sequences::Padded { q, kv })),
+            (PADDED, q, Some(kv)) => {
+                let q = q.unwrap_or_else(|| RawTensor::row_major(kv.shape));
+                Ok(Some(Sequences::Padded { q, kv }))
+            }
             (PACKED_QUERIES, Some(q), Some(kv)) => Ok(Some(Sequences::PackedQueries { q, kv })),
             (NONE, ..) => Err(Failure::argument(
                 "sequences_q or sequences_kv is given; sequences must say of which kind",
             )),
             (PACKED | PADDED | PACKED_QUERIES, ..) => Err(Failure::argument(
-                "sequences_q or sequences_kv is NULL; all kinds of sequences have both",
+                "sequences_q or sequences_kv is NULL; sequences have both, or padded ones lengths of keys alone",
             )),
             (other, ..) => Err(Failure::argument(format!(
                 "sequences is {other}, which is no FerroattnSequences"

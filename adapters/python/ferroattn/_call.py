@@ -206,10 +206,11 @@ class Call(Kept):
     def set_lengths(self, seqlens_q: Any, seqlens_k: Any, first_keys: Any, cache_entries: Any, pages: Any) -> None:
         """Sets the options that are whole numbers of each sequence."""
         options = self.options
-        if (seqlens_q is None) != (seqlens_k is None) or (self._packed and seqlens_q is None):
-            what = "packed sequences need the offsets" if self._packed else "padded sequences need the lengths"
-            raise ValueError(f"{what} of both queries and keys")
-        if seqlens_q is not None:
+        if self._packed and (seqlens_q is None or seqlens_k is None):
+            raise ValueError("packed sequences need the offsets of both queries and keys")
+        if seqlens_k is None and seqlens_q is not None:
+            raise ValueError("padded sequences need the lengths of keys, too")
+        if seqlens_k is not None:
             packed = _PACKED_QUERIES if self._packed_queries else _PACKED
             options.sequences = packed if self._packed else _PADDED
         row = "a row of numbers"

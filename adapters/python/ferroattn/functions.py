@@ -65,7 +65,8 @@ def attention(
         sinks: Logits of keys without values, `float32[heads]`; they have a gradient.
         alibi_slopes: `float32[heads]` or `float32[batch, heads]`; of packed sequences `float32[sequences, heads]`, too.
         seqlens_q: Lengths `int32[batch]`; of packed sequences offsets `int32[sequences + 1]`, as of all `seqlens`.
-        seqlens_k: Lengths or offsets of keys; of keys in pages lengths always. Both are given or none.
+        seqlens_k: Lengths or offsets of keys; of keys in pages lengths always. Without seqlens_q all
+            queries of each entry count.
         first_keys: The first key of each entry of the batch, `int32[batch]`.
         cache_entries: The entry of k and v for each entry of q, `int32[batch]`; such a call has no gradient.
         pages: The pages of k and v for each entry of q, or each packed sequence, `int32[batch, most]`: k is
@@ -516,13 +517,9 @@ def flash_attn_with_kvcache(
         raise ValueError("k and v are given both or not, and rotary_cos and rotary_sin beside them alone")
     if k is not None and cache_seqlens is None:
         raise ValueError("cache_seqlens is None; it must say where new keys go")
-    batch, seqlen_q = q.shape[0], q.shape[1]
     window = _window(window_size)
-    seqlens_q = None
-    if cache_seqlens is not None:
-        if not isinstance(cache_seqlens, Tensor):
-            cache_seqlens = torch.full((batch,), cache_seqlens, dtype=torch.int32, device=q.device)
-        seqlens_q = torch.full((batch,), seqlen_q, dtype=torch.int32, device=q.device)
+    if cache_seqlens is not None and not isinstance(cache_seqlens, Tensor):
+        cache_seqlens = torch.full(q.shape[:1], cache_seqlens, dtype=torch.int32, device=q.device)
     if k is not None and v is not None:
         rotated, cache_seqlens = append(
             k, v, k_cache, v_cache, q=None if rotary_cos is None else q, lengths=cache_seqlens, pages=block_table,
@@ -532,7 +529,7 @@ def flash_attn_with_kvcache(
         q = q if rotated is None else rotated
     with torch.no_grad():
         output = attention(
-            q, k_cache, v_cache, seqlens_q=seqlens_q, seqlens_k=cache_seqlens, cache_entries=cache_batch_idx,
+            q, k_cache, v_cache, seqlens_k=cache_seqlens, cache_entries=cache_batch_idx,
             pages=block_table, first_keys=cache_leftpad, scale=softmax_scale, causal=causal, window=window, softcap=softcap,
             alibi_slopes=alibi_slopes, splits=num_splits, sinks=sinks,
             split_keys=split_keys, batch_invariant=batch_invariant, prefix=prefix, prefix_pages=prefix_pages,

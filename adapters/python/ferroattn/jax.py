@@ -79,7 +79,8 @@ def attention(
         sinks: Logits of keys without values, `float32[heads]`.
         alibi_slopes: `float32[heads]` or `float32[batch, heads]`; of packed sequences `float32[sequences, heads]`, too.
         seqlens_q: Lengths `int32[batch]`; of packed sequences offsets `int32[sequences + 1]`.
-        seqlens_k: Lengths or offsets of keys; of keys in pages lengths always. Both are given or none.
+        seqlens_k: Lengths or offsets of keys; of keys in pages lengths always. Without seqlens_q all
+            queries of each entry count.
         first_keys: The first key of each entry of the batch, `int32[batch]`.
         cache_entries: The entry of k and v for each entry of q, `int32[batch]`; such a call has no gradient.
         pages: The pages of k and v for each entry of q, or each packed sequence, `int32[batch, most]`: k is

@@ -1,6 +1,6 @@
 //! The order of a tensor's axes, and those that are repeated.
 
-use ferroattn::{RawTensor, Sequences};
+use ferroattn::{RawSequences, RawTensor, Sequences};
 
 /// How the axes of q, k, v and o are ordered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,13 +40,30 @@ impl Form {
         }
     }
 
-    /// Sequences of this form, with these numbers: of packed queries, keys have offsets or, in pages, lengths.
-    pub fn sequences<T>(self, q: T, kv: T, in_pages: bool) -> Sequences<T> {
-        match (self, in_pages) {
-            (Form::Packed, true) => Sequences::PackedQueries { q, kv },
-            (Form::Packed, false) => Sequences::Packed { q, kv },
-            _ => Sequences::Padded { q, kv },
-        }
+    /// Sequences of this form, with these numbers: of packed queries, keys have offsets or, in pages, lengths; padded ones may have lengths of
+    /// keys alone. None without numbers.
+    ///
+    /// # Errors
+    /// Says which numbers are missing.
+    pub fn sequences(
+        self,
+        q: Option<RawTensor<1>>,
+        kv: Option<RawTensor<1>>,
+        in_pages: bool,
+    ) -> Result<Option<RawSequences>, &'static str> {
+        Ok(Some(match (self, q, kv) {
+            (Form::Packed, Some(q), Some(kv)) if in_pages => Sequences::PackedQueries { q, kv },
+            (Form::Packed, Some(q), Some(kv)) => Sequences::Packed { q, kv },
+            (Form::Packed, ..) => {
+                return Err("packed sequences need the offsets of both queries and keys");
+            }
+            (_, q, Some(kv)) => {
+                let q = q.unwrap_or_else(|| RawTensor::row_major(kv.shape));
+                Sequences::Padded { q, kv }
+            }
+            (_, Some(_), None) => return Err("padded sequences need the lengths of keys, too"),
+            (_, None, None) => return Ok(None),
+        }))
     }
 
     /// Which axis is batch, heads and seqlen, of a tensor with a number for each row of scores.

@@ -133,6 +133,12 @@ def test_what_is_behind_a_length_is_not_read(device: Any) -> None:
     compare(device, np.dtype(np.float16), inputs, options)
 
 
+@ON_EACH_DEVICE
+def test_lengths_of_keys_alone(device: Any) -> None:
+    inputs = draw(np.random.default_rng(6), np.float16, (3, 5, 4, 64), (3, 150, 2, 64))
+    compare(device, np.dtype(np.float16), inputs, {"seqlens_k": numbers(129, 0, 150), "causal": True})
+
+
 @OF_EACH_TYPE
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("dim", [64, 128])

@@ -51,6 +51,8 @@ def reference(
     distance = np.zeros((batch, 1, rows, columns))
     slopes = np.zeros((batch, heads, rows, 1))
     of_sequences = np.zeros((batch, 1, rows), bool)
+    if seqlens_q is None and seqlens_k is not None:
+        seqlens_q = [rows] * batch
     if seqlens_q is None:
         places: list[Any] = [(entry, 0, rows, 0, columns) for entry in range(batch)]
     elif packed:
@@ -194,6 +196,7 @@ def case(name: str, rng: Any, batch: int, heads: int, rows: int, columns: int) -
         "mask_hides": {"mask": sparse},
         "mask_and_sinks": {"mask": sparse, "sinks": normal(heads)},
         "padded": padded,
+        "padded_keys": {"seqlens_k": lengths(columns)},
         "padded_causal": padded | {"causal": True, "sinks": normal(heads)},
         "first_keys": {"first_keys": np.array([0, columns, 3, 1][:batch], np.int32), "causal": True},
         "all": padded
@@ -215,7 +218,7 @@ def case(name: str, rng: Any, batch: int, heads: int, rows: int, columns: int) -
 CASES = [
     "plain", "causal", "scale", "scale_of_numpy", "window", "left", "right", "widest", "causal_window", "softcap",
     "alibi", "alibi_of_batch", "sinks", "bias", "bias_of_keys", "bias_of_heads", "bias_of_batch", "bias_hides", "mask",
-    "mask_of_keys", "mask_hides", "mask_and_sinks", "padded", "padded_causal", "first_keys", "all",
+    "mask_of_keys", "mask_hides", "mask_and_sinks", "padded", "padded_keys", "padded_causal", "first_keys", "all",
 ]  # fmt: skip
 
 
@@ -660,8 +663,7 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"alibi_slopes": zeros(5)}, ValueError, "alibi has shape"),
     ({"alibi_slopes": zeros(3, 4)}, ValueError, "alibi has shape"),
     ({"alibi_slopes": zeros(4, dtype=np.float64)}, TypeError, "alibi_slopes is of float64"),
-    ({"seqlens_q": numbers(1, 2)}, ValueError, "padded sequences need the lengths of both queries and keys"),
-    ({"seqlens_k": numbers(1, 2)}, ValueError, "padded sequences need the lengths of both queries and keys"),
+    ({"seqlens_q": numbers(1, 2)}, ValueError, "padded sequences need the lengths of keys, too"),
     ({"seqlens_q": numbers(1, 6), "seqlens_k": numbers(1, 1)}, ValueError, r"lengths_q\[1\] is 6"),
     ({"seqlens_q": numbers(1, 1), "seqlens_k": numbers(-1, 1)}, ValueError, r"lengths_kv\[0\] is -1"),
     ({"seqlens_q": numbers(1), "seqlens_k": numbers(1)}, ValueError, "lengths_q has shape"),

@@ -192,6 +192,34 @@ impl<'a> Attention<'a> {
         self.with(|call| call.tensors.sequences = Some(Sequences::Padded { q, kv }))
     }
 
+    /// A length of keys for each entry of the batch, `[batch]` with stride 1: [`padded`](Self::padded), where all queries count.
+    ///
+    /// ```
+    /// # fn main() -> ferroattn::Result<()> {
+    /// use ferroattn::{Attention, Device, Tensor};
+    ///
+    /// let device = Device::cpu();
+    /// let q = Tensor::new(&device, [2, 1, 1, 8], &[0.0_f32; 16])?;
+    /// let k = Tensor::new(&device, [2, 1, 2, 8], &[0.0_f32; 32])?;
+    /// let v = Tensor::new(&device, [2, 1, 2, 8], &[[1.0; 8], [3.0; 8], [5.0; 8], [f32::NAN; 8]].concat())?;
+    /// let lengths = Tensor::new(&device, [2], &[2, 1])?;
+    /// let (o, _) = Attention::new().padded_keys(&lengths).forward(&q, &k, &v)?;
+    /// assert_eq!(o.to_vec()?, [[2.0; 8], [5.0; 8]].concat());
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn padded_keys<'b>(
+        &self,
+        lengths_kv: &'b TensorBase<impl Storage<Item = i32>, 1>,
+    ) -> Attention<'b>
+    where
+        'a: 'b,
+    {
+        let kv: Borrowed<'b, 1> = lengths_kv.into();
+        let q = Borrowed::none(kv.raw.shape, kv.device.clone());
+        self.with(|call| call.tensors.sequences = Some(Sequences::Padded { q, kv }))
+    }
+
     /// Sequences whose queries lie one after another, as [`packed`](Self::packed) has them, and whose keys lie in
     /// [pages](Self::pages): `batch` is 1, and of `n` sequences, sequence `s` has queries `offsets_q[s]..offsets_q[s + 1]` and the first
     /// `lengths_kv[s]` keys of row `s` of the table, `[n, most]`. So prompts, in chunks of any lengths, go in one call with sequences

@@ -44,6 +44,15 @@ impl<'a, S: Storage, const R: usize> From<&'a TensorBase<S, R>> for Borrowed<'a,
 }
 
 impl<const R: usize> Borrowed<'_, R> {
+    /// No tensor, in the place of one of this shape.
+    pub fn none(shape: [usize; R], device: Device) -> Self {
+        Borrowed {
+            device,
+            raw: RawTensor::row_major(shape),
+            tensor: PhantomData,
+        }
+    }
+
     pub fn device(&self) -> &Device {
         &self.device
     }

@@ -80,8 +80,12 @@ impl RawOptions {
         let Some(sequences) = self.sequences.filter(|_| p.causal) else {
             return Ok(());
         };
-        // SAFETY: as above.
-        let sequences = sequences.try_map(|numbers| unsafe { numbers.load::<i32>(device) })?;
+        let all_queries = || vec![p.seqlen_q as i32; p.batch];
+        let sequences = sequences.try_map(|numbers| match numbers.address {
+            0 => Ok(all_queries()),
+            // SAFETY: as above.
+            _ => unsafe { numbers.load::<i32>(device) },
+        })?;
         let lengths = sequences.lengths().into_iter().enumerate();
         for (entry, lengths) in lengths {
             expect_own(p, entry, lengths)?;

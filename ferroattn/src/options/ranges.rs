@@ -101,9 +101,9 @@ impl Steps {
             if let Some(units) = units {
                 options.units = UnitsRef {
                     offsets: self.reserve([p.batch + 1, 1, size_of::<u32>()])?,
+                    count: Divisor::new(units.whole + p.batch as u32),
                     whole: Divisor::new(units.whole),
                     step: Divisor::new(units.step),
-                    entries: p.batch as u32,
                     least: units.least,
                 };
                 let of_units = place + offset_of!(Options, units);
@@ -224,6 +224,10 @@ impl RawOptions {
             return Ok(());
         };
         let download = |tensor: &RawTensor<1>| {
+            // All queries of each entry.
+            if tensor.address == 0 {
+                return Ok(Vec::new());
+            }
             let mut numbers = vec![0_i32; tensor.shape[0]];
             // SAFETY: the elements are in the device's memory, by the caller's word; the stream has done its work.
             unsafe {

@@ -21,7 +21,7 @@ pub enum Sequences<T> {
     },
     /// Lengths `i32[batch]`: entry `b` is one sequence of queries `0..q[b]` and keys `0..kv[b]`.
     Padded {
-        /// Numbers of queries, from 0 to seqlen_q.
+        /// Numbers of queries, from 0 to seqlen_q. By address 0: all of them.
         q: T,
         /// Numbers of keys, from 0 to seqlen_kv.
         kv: T,

@@ -100,12 +100,12 @@ pub struct UnitsRef {
     /// Device address of `i32[entries + 1]`: the first unit of each batch entry, and the one behind its last, which blocks write and the
     /// combine kernel reads; 0 if there are no units.
     pub offsets: u64,
-    /// How many units of one size all keys make at most: a launch has one more for each entry.
+    /// How many units a launch has.
+    pub count: Divisor,
+    /// How many units of one size fit these, whatever the entries' lengths: each entry has one more.
     pub whole: Divisor,
     /// The multiple of keys at which units begin.
     pub step: Divisor,
-    /// Batch entries.
-    pub entries: u32,
     /// The least keys of a unit that is not the entry's last: a multiple of [`step`](Self::step).
     pub least: u32,
 }
@@ -120,20 +120,49 @@ impl UnitsRef {
         dim.div_ceil(Self::COMBINED).next_power_of_two()
     }
 
-    /// Keys of a unit, where all entries together have `all`: at most 2^30.
+    /// Batch entries.
+    #[inline(always)]
+    pub const fn entries(&self) -> u32 {
+        self.count.value - self.whole.value
+    }
+
+    /// Keys of a unit, about as few as make no more units than there are: all entries together have `all` keys, at most 2^30, which
+    /// make `units_of(keys)` units of so many keys.
     ///
     /// ```
     /// use kernels::abi::{Divisor, UnitsRef};
     ///
-    /// let units = UnitsRef { whole: Divisor::new(10), step: Divisor::new(32), least: 64, ..UnitsRef::default() };
-    /// assert_eq!([0, 1000, 6401].map(|all| units.keys(all)), [64, 128, 672]);
+    /// let [count, whole, step] = [6, 4, 32].map(Divisor::new);
+    /// let units = UnitsRef { count, whole, step, least: 64, ..UnitsRef::default() };
+    /// let keys = |lengths: [u32; 2]| units.keys(lengths.iter().sum(), |keys| lengths.iter().map(|n| n.div_ceil(keys)).sum());
+    /// assert_eq!(keys([960, 960]), 320);
+    /// assert_eq!(keys([1900, 20]), 384);
+    /// assert_eq!(keys([60, 0]), 64);
     /// ```
     #[inline(always)]
-    pub const fn keys(&self, all: u32) -> u32 {
-        let (keys, _) = self.whole.divide(all + self.whole.value - 1);
+    pub fn keys(&self, all: u32, units_of: impl Fn(u32) -> u32) -> u32 {
+        let (mut low, mut high) = (self.part(all, &self.count), self.part(all, &self.whole));
+        if units_of(low) <= self.count.value {
+            return low;
+        }
+        // A sixteenth more makes no difference.
+        while high - low > self.step.value.max(low / 16) {
+            let (steps, _) = self.step.divide((low + high) / 2);
+            let middle = steps * self.step.value;
+            match units_of(middle) <= self.count.value {
+                true => high = middle,
+                false => low = middle,
+            }
+        }
+        high
+    }
+
+    /// Keys of each of so many parts of all, rounded up to a step, but no fewer than a unit has.
+    #[inline(always)]
+    fn part(&self, all: u32, parts: &Divisor) -> u32 {
+        let (keys, _) = parts.divide(all + parts.value - 1);
         let (steps, _) = self.step.divide(keys + self.step.value - 1);
-        let keys = steps * self.step.value;
-        if keys > self.least { keys } else { self.least }
+        (steps * self.step.value).max(self.least)
     }
 }
 

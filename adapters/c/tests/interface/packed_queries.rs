@@ -100,7 +100,7 @@ fn wrong_arguments_are_named() {
         );
         assert_eq!(
             refused([3, 1], |options| options.sequences_kv = null()),
-            "sequences_q or sequences_kv is NULL; all kinds of sequences have both"
+            "sequences_q or sequences_kv is NULL; sequences have both, or padded ones lengths of keys alone"
         );
     });
 }

@@ -97,8 +97,9 @@ fn options(frame: &Frame, form: Form, q: RawTensor) -> Result<RawOptions, Failur
     }
     let (seqlens_q, seqlens_k) = (numbers("seqlens_q")?, numbers("seqlens_k")?);
     let in_pages = frame.array("pages").is_some();
-    let sequences = seqlens_q.zip(seqlens_k);
-    options.sequences = sequences.map(|(q, kv)| form.sequences(q, kv, in_pages));
+    options.sequences = form
+        .sequences(seqlens_q, seqlens_k, in_pages)
+        .map_err(Failure::argument)?;
     options.first_keys = numbers("first_keys")?;
     options.cache_entries = numbers("cache_entries")?;
     options.pages = frame.optional("pages", element::S32, [Some(0), Some(1)])?;

@@ -14,6 +14,14 @@ pub enum Failure {
 }
 
 impl Failure {
+    /// A fault of the call.
+    pub fn argument(reason: impl Into<String>) -> Self {
+        Failure::Own {
+            code: code::INVALID_ARGUMENT,
+            reason: reason.into(),
+        }
+    }
+
     /// A fault of this library, or of XLA.
     pub fn internal(reason: impl Into<String>) -> Self {
         Failure::Own {

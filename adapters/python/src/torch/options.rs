@@ -290,16 +290,8 @@ impl Options {
         let [q, kv] = &self.seqlens;
         let q = numbers("seqlens_q", q.as_ref(), place)?;
         let kv = numbers("seqlens_k", kv.as_ref(), place)?;
-        match (self.form, q.zip(kv)) {
-            (form, Some((q, kv))) => Ok(Some(form.sequences(q, kv, self.pages.is_some()))),
-            (Form::Packed, None) => Err(Failure::value(
-                "packed sequences need the offsets of both queries and keys",
-            )),
-            (_, None) if q.is_some() || kv.is_some() => Err(Failure::value(
-                "padded sequences need the lengths of both queries and keys",
-            )),
-            (_, None) => Ok(None),
-        }
+        let sequences = self.form.sequences(q, kv, self.pages.is_some());
+        sequences.map_err(Failure::value)
     }
 }
 

@@ -95,7 +95,11 @@ impl RawOptions {
         }
         // SAFETY: the caller's word.
         let view = |tensor: &RawTensor<1>| unsafe { tensor.view::<i32, _>() };
-        let slice = |tensor: &RawTensor<1>| view(tensor).to_slice().expect("stride 1");
+        let slice = |tensor: &RawTensor<1>| match tensor.address {
+            // All queries of each entry.
+            0 => &[],
+            _ => view(tensor).to_slice().expect("stride 1"),
+        };
         for numbers in self.numbers(p, cache)? {
             numbers.expect(slice(&numbers.tensor))?;
         }

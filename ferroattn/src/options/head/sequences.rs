@@ -54,7 +54,11 @@ impl<'a> HeadSequences<'a> {
     ) -> Self {
         let [q, kv] = match sequences {
             None => [p.seqlen_q, p.seqlen_kv],
-            Some(Sequences::Padded { q, kv }) => [q, kv].map(|lengths| lengths[batch] as usize),
+            Some(Sequences::Padded { q, kv }) => {
+                // No lengths of queries stand for all of them.
+                let q = q.get(batch).map_or(p.seqlen_q, |&length| length as usize);
+                [q, kv[batch] as usize]
+            }
             Some(Sequences::Packed { q, kv }) => {
                 let kv = Keys::Offsets(kv);
                 return HeadSequences::Packed { q, kv };

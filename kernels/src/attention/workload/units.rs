@@ -1,7 +1,7 @@
 //! Units: parts of the keys of all batch entries, one for each block. A block finds its own by the entries' lengths.
 
 use super::lengths;
-use crate::abi::{ForwardParams, UnitsRef};
+use crate::abi::ForwardParams;
 use crate::ptx::{global, shuffle, special, vote};
 use crate::tile::registers::opaque;
 use core::hint::assert_unchecked;
@@ -28,28 +28,21 @@ pub struct Unit {
 /// All lanes of the warp make the same call; lengths are readable.
 #[inline(always)]
 pub unsafe fn find(params: &ForwardParams, number: u32) -> Option<Unit> {
-    let lane = special::lane();
-    let UnitsRef { entries, .. } = params.options.units;
-    // SAFETY: the caller's promise.
-    let seen = |entry: u32| unsafe { seen_of_entry(params, entry) };
-    let (mut all, mut entry) = (0, lane);
-    while entry < entries {
-        let [start, end] = seen(entry);
-        all += end - start;
-        // Opaque: the loop stays one.
-        entry = opaque(entry + 32);
-    }
-    // SAFETY: all lanes are here, as they are everywhere below.
-    let keys = params.options.units.keys(unsafe { shuffle::add(all) });
-    // SAFETY: a launch with units has some.
-    unsafe { assert_unchecked(keys > 0) }
+    let (lane, units) = (special::lane(), &params.options.units);
+    let entries = units.entries();
+    // SAFETY: the caller's promise: all lanes are here, as they are everywhere below.
+    let keys = unsafe {
+        let all = sum(params, |[start, end]| end - start);
+        units.keys(all, |keys| sum(params, |seen| units_of_entry(seen, keys)))
+    };
     let (mut before, mut first) = (0, 0);
     while first < entries {
         let entry = first + lane;
         let (mut start, mut end, mut count) = (0, 0, 0);
         if entry < entries {
-            [start, end] = seen(entry);
-            count = (end - start).div_ceil(keys).max(1);
+            // SAFETY: the caller's promise.
+            [start, end] = unsafe { seen_of_entry(params, entry) };
+            count = units_of_entry([start, end], keys);
         }
         // SAFETY: as above.
         unsafe {
@@ -76,23 +69,47 @@ pub unsafe fn find(params: &ForwardParams, number: u32) -> Option<Unit> {
     None
 }
 
+/// What the keys that are seen of each entry add up to.
+///
+/// # Safety
+/// The conditions of [`find`].
+#[inline(always)]
+unsafe fn sum(params: &ForwardParams, of: impl Fn([u32; 2]) -> u32) -> u32 {
+    let (mut sum, mut entry) = (0, special::lane());
+    // SAFETY: the caller's promise.
+    unsafe {
+        while entry < params.options.units.entries() {
+            sum += of(seen_of_entry(params, entry));
+            // Opaque: the loop stays one.
+            entry = opaque(entry + 32);
+        }
+        shuffle::add(sum)
+    }
+}
+
+/// Units of so many keys, not 0, that keys of an entry make: one, if there are none.
+#[inline(always)]
+fn units_of_entry([start, end]: [u32; 2], keys: u32) -> u32 {
+    // SAFETY: the caller has some.
+    unsafe { assert_unchecked(keys > 0) }
+    (end - start).div_ceil(keys).max(1)
+}
+
 /// Writes where the units of a unit's entry begin, by the entry's first unit, which is number `number` of all; and the end of the last entry's.
 ///
 /// # Safety
 /// The offsets are writable. One thread makes the call for each unit.
 #[inline(always)]
 pub unsafe fn write_offset(params: &ForwardParams, number: u32, unit: Unit) {
-    let UnitsRef {
-        offsets, entries, ..
-    } = params.options.units;
     if unit.number > 0 {
         return;
     }
-    let offset = offsets + 4 * u64::from(unit.entry);
+    let units = &params.options.units;
+    let offset = units.offsets + 4 * u64::from(unit.entry);
     // SAFETY: the caller's promise.
     unsafe {
         global::store_u32(offset, number);
-        if unit.entry == entries - 1 {
+        if unit.entry == units.entries() - 1 {
             global::store_u32(offset + 4, number + unit.count);
         }
     }
