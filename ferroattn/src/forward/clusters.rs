@@ -3,7 +3,7 @@
 
 use super::Problem;
 use super::main_kernel::MainKernel;
-use super::schedule::{Division, STEP_SPLITS, Schedule, time};
+use super::schedule::{Costs, Division, STEP_SPLITS, Schedule};
 use crate::device::Facts;
 
 /// Blocks of a cluster, at most: Hopper has no more.
@@ -13,18 +13,12 @@ const MOST: u32 = 16;
 /// alone find their places sooner.
 const STEPS: u32 = 4;
 
-/// Costs in eighths of a step, as the times of [schedules](time), fitted to layers in a graph: of clusters beside their keys, and of each of
+/// Costs in eighths of a step, as the times of [schedules](Costs), fitted to layers in a graph: of clusters beside their keys, and of each of
 /// their blocks.
 const COST: u32 = 18;
 const BLOCK_COST: u32 = 1;
 
-/// Eighths of a step by which the times of splits of blocks alone are longer than in a graph.
-const EXCESS: u64 = 30;
-
-/// Eighths of a step that the launch takes which divides the keys into units.
-const UNITS_COST: u64 = 44;
-
-/// Steps of a split in a cluster, at most, where lengths may differ: then the longest takes no more time than the two launches beside units.
+/// Steps of a split in a cluster, at most, where lengths may differ: then the longest takes no more time than the launch that combines units.
 const UNITS_STEPS: u32 = 8;
 
 /// Steps of keys of 16 bits that take as long as one of e4m3, whose numbers become 16 bits.
@@ -57,12 +51,13 @@ impl Schedule {
             Division::Best if !facts.has_pools => key_blocks,
             Division::Best => {
                 let steps = if kernel.reads_e4m3 { E4M3_STEPS } else { 1 };
-                let excess = if self.splits > 1 { EXCESS } else { 0 };
-                let (units, longest) = match has_units {
-                    true => (UNITS_COST, UNITS_STEPS / steps),
-                    false => (0, u32::MAX),
+                let longest = if has_units {
+                    UNITS_STEPS / steps
+                } else {
+                    u32::MAX
                 };
-                let apart = time(self.splits, tiles, key_blocks * steps, slots) - excess + units;
+                let costs = Costs::of(kernel);
+                let apart = costs.time(self.splits, tiles, key_blocks * steps, slots);
                 let time = |n: u32| {
                     let keys = u64::from(STEP_SPLITS * steps) * u64::from(key_blocks.div_ceil(n));
                     keys + u64::from(COST + n * BLOCK_COST)

@@ -48,7 +48,7 @@ pub(super) fn divide(
     let may_divide =
         kernel.takes_units && has_lengths && division == Division::Best && facts.has_pools;
     let units = may_divide
-        .then(|| schedule.units(&kernel, problem))
+        .then(|| schedule.units(&kernel, problem, facts))
         .flatten();
     let clusters = schedule.in_clusters(&kernel, divided, facts, division, units.is_some());
     let units = units.filter(|_| clusters.cluster == 1);

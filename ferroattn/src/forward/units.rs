@@ -3,6 +3,7 @@
 use super::Problem;
 use super::main_kernel::MainKernel;
 use super::schedule::{SPLIT_STEPS, Schedule};
+use crate::device::Facts;
 use crate::error::Result;
 use crate::options::Units;
 use crate::plan::grid;
@@ -11,21 +12,26 @@ use crate::plan::grid;
 const MOST_KEYS: u32 = 1 << 30;
 
 impl Schedule {
-    /// Units of about these splits, of which each entry has as many as its keys take; none where there is nothing to divide.
+    /// As many units as splits of all entries or, where a GPU has no more places than blocks of one split, as there are places; none where
+    /// there is nothing to divide.
     ///
-    /// The last unit of each entry is smaller, so there may be one more for each: units are larger than splits by as much, and together
-    /// no more. Else the last few would run when all others are done.
-    pub fn units(&self, kernel: &MainKernel, problem: &Problem) -> Option<Units> {
-        let all = problem.batch as u64 * problem.seqlen_kv as u64;
+    /// Blocks that are more would run when all others are done.
+    pub fn units(&self, kernel: &MainKernel, problem: &Problem, facts: &Facts) -> Option<Units> {
+        let (batch, least) = (problem.batch as u32, SPLIT_STEPS * kernel.keys);
+        let all = u64::from(batch) * problem.seqlen_kv as u64;
         let all = u32::try_from(all).ok().filter(|&all| all <= MOST_KEYS)?;
-        let keys = match self.splits {
-            1 => self.split_keys,
-            splits => (problem.seqlen_kv as u32).div_ceil(splits - 1),
+        let whole = match self.splits {
+            1 => {
+                let slots = facts.multiprocessors * kernel.resident_blocks(facts);
+                let places = slots / (self.blocks / batch).max(1);
+                // Where lengths differ, the longest take half as many more.
+                places.saturating_sub(batch).max(batch / 2)
+            }
+            splits => batch * (splits - 1),
         };
-        let least = SPLIT_STEPS * kernel.keys;
-        let divides = problem.batch > 1 && problem.seqlen_kv > least as usize;
+        let divides = batch > 1 && problem.seqlen_kv > least as usize;
         divides.then(|| Units {
-            whole: all.div_ceil(keys.next_multiple_of(kernel.keys)),
+            whole: whole.min(all / least),
             step: kernel.keys,
             least,
         })
@@ -56,17 +62,20 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        /// Whatever lengths entries have, units are no more than the splits of all, where there are several, and no fewer than half.
+        /// Whatever lengths entries have, units are no more than the splits of all, where there are several, or than half of them are alone.
         #[test]
         fn units_take_the_place_of_splits(batch in 2usize..300, heads in 1usize..20, seqlen_kv in 300usize..200_000) {
             let problem = problem([batch, 4 * heads, 1], [heads, seqlen_kv], 128);
             let kernel = kernel("decode_optional_f16_d128");
             let schedule = scheduled(&kernel, &problem, &H200, Division::Best).expect("a grid");
-            let units = schedule.units(&kernel, &problem).expect("several entries of many keys");
-            let (all, count) = (batch as u32 * schedule.splits, batch as u32 + units.whole);
-            if schedule.splits > 1 {
-                prop_assert!((all.div_ceil(2)..=all).contains(&count), "{count} units for {all} splits");
-            }
+            let units = schedule.units(&kernel, &problem, &H200).expect("several entries of many keys");
+            let (batch, count) = (batch as u32, batch as u32 + units.whole);
+            let slots = H200.multiprocessors * kernel.resident_blocks(&H200);
+            let most = match schedule.splits {
+                1 => (slots / heads as u32).max(batch * 3 / 2),
+                splits => batch * splits,
+            };
+            prop_assert!(batch < count && count <= most, "{count} units of {batch} entries for {most}");
         }
     }
 }
