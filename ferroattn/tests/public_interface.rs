@@ -299,7 +299,11 @@ const TESTED: &[(&str, &[&str])] = &[
     ),
     (
         "ferroattn/src/options/tests.rs::bad_sequences_are_refused",
-        &["Attention::packed", "Attention::padded"],
+        &[
+            "Attention::packed",
+            "Attention::padded",
+            "Attention::padded_keys",
+        ],
     ),
     (
         "ferroattn/src/options/tests.rs::bad_numbers_of_entries_are_refused",

@@ -27,20 +27,23 @@ pub(super) const STEP_SPLITS: u32 = 8;
 /// What splits cost beside their keys, in eighths of a step of a block of keys.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Costs {
-    /// Each wave: a prologue, and partial results.
+    /// Each wave.
     wave: u32,
     /// The launch that combines.
     launch: u32,
+    /// Partial results of 64 blocks.
+    partials: u32,
     /// Each 32 splits but the first, whose weights the lanes of a warp find at a time.
     round: u32,
 }
 
 impl Costs {
-    /// Of kernels that decode, fitted to 47 shapes of layers in a graph on an H200 (`docs/diary.md`): what they choose takes 1.9 % more than the
+    /// Of kernels that decode, fitted to 50 shapes of layers in a graph on an H200 (`docs/diary.md`): what they choose takes 2.0 % more than the
     /// best number in the mean, and 12 % at most.
     const FEW_ROWS: Self = Costs {
-        wave: 4,
+        wave: 0,
         launch: 24,
+        partials: 2,
         round: 32,
     };
 
@@ -48,6 +51,7 @@ impl Costs {
     const MANY_ROWS: Self = Costs {
         wave: SPLIT_STEPS * STEP_SPLITS,
         launch: 0,
+        partials: 0,
         round: 0,
     };
 
@@ -60,13 +64,15 @@ impl Costs {
 
     /// The time of `n` splits that a launch of its own combines, in eighths of a step.
     pub fn time(self, n: u32, blocks: u32, key_blocks: u32, slots: u32) -> u64 {
-        let waves = (u64::from(blocks) * u64::from(n)).div_ceil(u64::from(slots));
+        let all = u64::from(blocks) * u64::from(n);
+        let waves = all.div_ceil(u64::from(slots));
         let keys = waves * u64::from(key_blocks.div_ceil(n)) * u64::from(STEP_SPLITS);
         match n {
             1 => keys,
             _ => {
+                let partials = all * u64::from(self.partials) / 64;
                 let combine = self.launch + self.round * ((n - 1) / 32) + n;
-                keys + waves * u64::from(self.wave) + u64::from(combine)
+                keys + waves * u64::from(self.wave) + partials + u64::from(combine)
             }
         }
     }
@@ -175,9 +181,9 @@ impl Schedule {
 /// blocks.
 ///
 /// Blocks run in waves, as many at a time as the GPU holds. A wave takes as long as its longest split and what a
-/// split costs, and each split is combined. The time of `n` splits, in steps, is
+/// split [costs](Costs), and each split is combined. The time of `n` splits, in steps, is at least
 ///
-/// `ceil(blocks * n / slots) * (ceil(key_blocks / n) + wave) + launch + floor((n - 1) / 32) * round + n / 8`.
+/// `ceil(blocks * n / slots) * (ceil(key_blocks / n) + wave) + launch + n / 8`.
 ///
 /// The smallest `n` whose time is near the least will do. There are at most 128.
 fn splits(costs: Costs, blocks: u32, [key_blocks, least]: [u32; 2], slots: u32) -> u32 {

@@ -29,9 +29,11 @@ impl RawOptions {
             let count = sequences.count(p.batch)?;
             let rows = [p.seqlen_q, self.keys_of_entry(p)].into_iter();
             let parts = sequences.named().into_iter().zip(sequences.have_offsets());
+            let skipped = usize::from(sequences.has_all_queries());
             all.extend(
                 parts
                     .zip(rows)
+                    .skip(skipped)
                     .map(|(((argument, &tensor), rise), most)| Numbers {
                         argument,
                         tensor,

@@ -163,6 +163,11 @@ impl RawSequences {
         }
     }
 
+    /// Whether lengths are of keys alone.
+    pub(super) fn has_all_queries(&self) -> bool {
+        matches!(self, Sequences::Padded { q, kv } if q.address == 0 && q.shape == kv.shape)
+    }
+
     /// How many sequences of one entry of q have keys in an entry of their own: 1, but of packed queries all.
     pub(crate) fn key_entries(&self) -> usize {
         match self {

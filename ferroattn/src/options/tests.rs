@@ -419,6 +419,16 @@ fn bad_sequences_are_refused() {
         let both = Attention::new().packed(&kv, &q).padded(&q, &kv);
         assert_eq!(refused(2, both), message);
     }
+    for (kv, message) in [
+        (&[9, -1][..], "lengths_kv[1] is -1; it must be from 0 to 9"),
+        (
+            &[9],
+            "lengths_kv has shape [1]; it must be [2] to match the other tensors",
+        ),
+    ] {
+        let kv = integers(kv);
+        assert_eq!(refused(2, Attention::new().padded_keys(&kv)), message);
+    }
     let whole = integers(&[0, 7]);
     assert_eq!(
         refused(2, Attention::new().packed(&whole, &whole)),
