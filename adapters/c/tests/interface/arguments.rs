@@ -236,8 +236,11 @@ fn tensors_of_options_are_checked() {
     refused("sequences must say of which kind", |_, options| {
         (options.sequences_q, options.sequences_kv) = (&given, &given);
     });
-    refused("all kinds of sequences have both", |_, options| {
+    refused("padded ones lengths of keys alone", |_, options| {
         (options.sequences, options.sequences_q) = (2, &given);
+    });
+    refused("padded ones lengths of keys alone", |_, options| {
+        (options.sequences, options.sequences_kv) = (1, &given);
     });
     refused("alibi is not aligned", |_, options| {
         options.alibi = (&raw const given).wrapping_byte_add(1);
