@@ -244,7 +244,7 @@ fn splits_are_made_and_told() {
             "forward_f16_d128",
             2,
         ),
-        ("--seqlen 3 --splits 0", "decode_f16_d64", 1),
+        ("--seqlen 3 --splits 0", "decode_f16_d64", 3),
         ("--seqlen 50 --splits 2", "packed_f16_d64", 2),
         (
             "--seqlen 3 --splits 2 --kernel packed_f16_d128",
