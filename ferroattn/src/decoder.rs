@@ -5,7 +5,7 @@ use crate::attention::Attention;
 use crate::device::{Device, Stream};
 use crate::error::Result;
 use crate::forward::RawForward;
-use crate::options::{RawOptions, Sequences};
+use crate::options::{RawOptions, RawSequences};
 use crate::plan::Plan;
 use crate::tensor::{
     Dtype, Element, RawTensor, Storage, StorageMut, Tensor, TensorBase, expect_device, expect_shape,
@@ -59,8 +59,6 @@ pub struct DecoderShape {
 #[derive(Debug)]
 pub struct Decoder<T> {
     shape: DecoderShape,
-    /// New tokens of each sequence, `[batch]`.
-    tokens: Tensor<i32, 1>,
     /// Keys before the step, and behind it.
     lengths: Tensor<i32, 1>,
     new_lengths: Tensor<i32, 1>,
@@ -90,7 +88,6 @@ impl<T: Element> Decoder<T> {
         let zeros = |len| Tensor::zeros(device, [len]);
         let mut decoder = Decoder {
             shape,
-            tokens: Tensor::new(device, [batch], &vec![tokens as i32; batch])?,
             lengths: Tensor::zeros(device, [batch])?,
             new_lengths: Tensor::zeros(device, [batch])?,
             pages: match shape.pages {
@@ -281,10 +278,7 @@ impl<T: Element> Decoder<T> {
             o,
             lse: self.lse.as_raw_mut(),
             options: RawOptions {
-                sequences: Some(Sequences::Padded {
-                    q: self.tokens.as_raw(),
-                    kv: self.new_lengths.as_raw(),
-                }),
+                sequences: Some(RawSequences::padded_keys(self.new_lengths.as_raw())),
                 pages: self.pages.as_ref().map(TensorBase::as_raw),
                 ..RawOptions::default()
             },

@@ -424,7 +424,11 @@ const SOUND: &[(&str, &[&str])] = &[
     ("any data is legal", &["Memory::upload"]),
     (
         "it only passes the parts on",
-        &["Sequences::map", "Sequences::try_map"],
+        &[
+            "Sequences::map",
+            "Sequences::try_map",
+            "Sequences::padded_keys",
+        ],
     ),
     (
         "it gives addresses to the caller, and uses none",

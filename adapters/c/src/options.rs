@@ -5,9 +5,7 @@ use crate::pointer::{self, Parameters};
 use crate::prefix;
 use crate::status::{Failure, FerroattnStatus, guarded};
 use crate::tensor::{FerroattnTensor, Use, dtype};
-use ferroattn::{
-    Attention, Dtype, RawBias, RawMask, RawOptions, RawSequences, RawTensor, Sequences,
-};
+use ferroattn::{Attention, Dtype, RawBias, RawMask, RawOptions, RawSequences, Sequences};
 use std::ffi::c_char;
 use std::mem::offset_of;
 use std::ptr::null;
@@ -293,10 +291,8 @@ impl FerroattnOptions {
         match (self.sequences, q, kv) {
             (NONE, None, None) => Ok(None),
             (PACKED, Some(q), Some(kv)) => Ok(Some(Sequences::Packed { q, kv })),
-            (PADDED, q, Some(kv)) => {
-                let q = q.unwrap_or_else(|| RawTensor::row_major(kv.shape));
-                Ok(Some(Sequences::Padded { q, kv }))
-            }
+            (PADDED, Some(q), Some(kv)) => Ok(Some(Sequences::Padded { q, kv })),
+            (PADDED, None, Some(kv)) => Ok(Some(RawSequences::padded_keys(kv))),
             (PACKED_QUERIES, Some(q), Some(kv)) => Ok(Some(Sequences::PackedQueries { q, kv })),
             (NONE, ..) => Err(Failure::argument(
                 "sequences_q or sequences_kv is given; sequences must say of which kind",

@@ -57,10 +57,8 @@ impl Form {
             (Form::Packed, ..) => {
                 return Err("packed sequences need the offsets of both queries and keys");
             }
-            (_, q, Some(kv)) => {
-                let q = q.unwrap_or_else(|| RawTensor::row_major(kv.shape));
-                Sequences::Padded { q, kv }
-            }
+            (_, Some(q), Some(kv)) => Sequences::Padded { q, kv },
+            (_, None, Some(kv)) => RawSequences::padded_keys(kv),
             (_, Some(_), None) => return Err("padded sequences need the lengths of keys, too"),
             (_, None, None) => return Ok(None),
         }))

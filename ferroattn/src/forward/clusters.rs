@@ -54,7 +54,7 @@ impl Schedule {
                 let longest = if has_units {
                     UNITS_STEPS / steps
                 } else {
-                    u32::MAX
+                    key_blocks
                 };
                 let costs = Costs::of(kernel);
                 let apart = costs.time(self.splits, tiles, key_blocks * steps, slots);

@@ -6,7 +6,7 @@ use super::shared_tiles::shared;
 use super::{Problem, RawForward};
 use crate::device::Facts;
 use crate::error::{Result, expect_at_most};
-use crate::options::{QueryTiles, Sequences, Tables};
+use crate::options::{QueryTiles, Tables};
 use kernels::abi::MAX_SEQLEN;
 
 /// Divides rows and keys: the kernel, whose heads may share tiles, its schedule, and the tables of tiles and units. The keys of `divided` have
@@ -44,9 +44,8 @@ pub(super) fn divide(
         let schedule = schedule.in_clusters(&kernel, divided, facts, division, false);
         return Ok((kernel, schedule, tables));
     }
-    let has_lengths = matches!(args.options.sequences, Some(Sequences::Padded { .. }));
-    let may_divide =
-        kernel.takes_units && has_lengths && division == Division::Best && facts.has_pools;
+    let by_lengths = kernel.takes_units && args.options.has_lengths();
+    let may_divide = by_lengths && division == Division::Best && facts.has_pools;
     let units = may_divide
         .then(|| schedule.units(&kernel, problem, facts))
         .flatten();
@@ -58,7 +57,7 @@ pub(super) fn divide(
     };
     let tables = Tables {
         units,
-        by_lengths: kernel.takes_units && args.options.has_lengths(),
+        by_lengths,
         ..Tables::default()
     };
     Ok((kernel, schedule, tables))

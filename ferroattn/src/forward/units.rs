@@ -59,12 +59,16 @@ impl Schedule {
 mod tests {
     use crate::forward::schedule::Division;
     use crate::forward::schedule::tests::{H200, kernel, problem, scheduled};
+    use proptest::collection::vec;
     use proptest::prelude::*;
 
     proptest! {
-        /// Whatever lengths entries have, units are no more than the splits of all, where there are several, or than half of them are alone.
+        /// Units are no more than the splits of all, where there are several, or than there are places; and whatever lengths entries have, their
+        /// units are no more than these: a block behind the last one would find no keys, but keys without a block would be lost.
         #[test]
-        fn units_take_the_place_of_splits(batch in 2usize..300, heads in 1usize..20, seqlen_kv in 300usize..200_000) {
+        fn units_take_the_place_of_splits(
+            batch in 2usize..300, heads in 1usize..20, seqlen_kv in 300usize..200_000, parts in vec(0f64..1.0, 1..9), power in 0..9,
+        ) {
             let problem = problem([batch, 4 * heads, 1], [heads, seqlen_kv], 128);
             let kernel = kernel("decode_optional_f16_d128");
             let schedule = scheduled(&kernel, &problem, &H200, Division::Best).expect("a grid");
@@ -76,6 +80,13 @@ mod tests {
                 splits => batch * splits,
             };
             prop_assert!(batch < count && count <= most, "{count} units of {batch} entries for {most}");
+            let part = |entry: u32| parts[entry as usize % parts.len()].powi(power);
+            let lengths = (0..batch).map(|entry| (part(entry) * seqlen_kv as f64).round() as u32);
+            let lengths: Vec<u32> = lengths.collect();
+            let units_of = |keys| lengths.iter().map(|length| length.div_ceil(keys).max(1)).sum::<u32>();
+            let keys = units.of_kernels(batch).keys(lengths.iter().sum(), units_of);
+            prop_assert!(keys.is_multiple_of(kernel.keys) && keys >= units.least);
+            prop_assert!(units_of(keys) <= count, "{} units of {keys} keys for {count} blocks", units_of(keys));
         }
     }
 }

@@ -55,6 +55,19 @@ pub(crate) struct Units {
     pub least: u32,
 }
 
+impl Units {
+    /// The units of so many entries, as kernels read them, without offsets.
+    pub fn of_kernels(self, entries: u32) -> UnitsRef {
+        UnitsRef {
+            offsets: 0,
+            count: Divisor::new(self.whole + entries),
+            whole: Divisor::new(self.whole),
+            step: Divisor::new(self.step),
+            least: self.least,
+        }
+    }
+}
+
 /// The [tiles](QueryTile) of packed queries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct QueryTiles {
@@ -99,13 +112,8 @@ impl Steps {
             let [q, kv] = addresses;
             options.lengths = LengthsRef { q, kv, first_keys };
             if let Some(units) = units {
-                options.units = UnitsRef {
-                    offsets: self.reserve([p.batch + 1, 1, size_of::<u32>()])?,
-                    count: Divisor::new(units.whole + p.batch as u32),
-                    whole: Divisor::new(units.whole),
-                    step: Divisor::new(units.step),
-                    least: units.least,
-                };
+                options.units = units.of_kernels(p.batch as u32);
+                options.units.offsets = self.reserve([p.batch + 1, 1, size_of::<u32>()])?;
                 let of_units = place + offset_of!(Options, units);
                 self.places.push(of_units + offset_of!(UnitsRef, offsets));
             }
@@ -185,21 +193,23 @@ impl Steps {
             self.places.push(place + offset_of!(Options, tiles));
             places.push(offset_of!(RangesParams, tiles));
         }
-        let kernel = catalog::kernel(Family::Auxiliary(Auxiliary::Ranges));
         let keys = if of_keys { rows[1] } else { 0 };
-        let rows = p.batch as u128 * (rows[0] + keys) as u128;
-        // The last block divides the queries.
-        let divides = u128::from(tiles.is_some());
-        let blocks = rows.div_ceil(u128::from(kernel.launch.threads)) + divides;
-        let step = Step::new(
-            kernel.into(),
-            blocks,
-            kernel.launch.shared_bytes,
-            &params,
-            &places,
-        )?;
-        self.steps.push(step);
+        self.find_ranges(p.batch as u128 * (rows[0] + keys) as u128, &params, &places)?;
         Ok(options)
+    }
+
+    /// Adds the launch that finds the ranges of so many rows, and divides the queries, if there are tiles to write.
+    ///
+    /// # Errors
+    /// If there are too many rows for a launch.
+    fn find_ranges(&mut self, rows: u128, params: &RangesParams, places: &[usize]) -> Result<()> {
+        let kernel = catalog::kernel(Family::Auxiliary(Auxiliary::Ranges));
+        let divides = u128::from(params.tile_count > 0);
+        let blocks = rows.div_ceil(u128::from(kernel.launch.threads)) + divides;
+        let shared_bytes = kernel.launch.shared_bytes;
+        let step = Step::new(kernel.into(), blocks, shared_bytes, params, places)?;
+        self.steps.push(step);
+        Ok(())
     }
 }
 

@@ -163,6 +163,20 @@ impl RawSequences {
         }
     }
 
+    /// Entries of which each is one sequence of all its queries and of so many keys, `i32[batch]`.
+    ///
+    /// ```
+    /// use ferroattn::{RawSequences, RawTensor, Sequences};
+    ///
+    /// let lengths = RawTensor { address: 4096, ..RawTensor::row_major([3]) };
+    /// let all = RawTensor::row_major([3]);
+    /// assert_eq!(RawSequences::padded_keys(lengths), Sequences::Padded { q: all, kv: lengths });
+    /// ```
+    pub fn padded_keys(kv: RawTensor<1>) -> Self {
+        let q = RawTensor::row_major(kv.shape);
+        Sequences::Padded { q, kv }
+    }
+
     /// Whether lengths are of keys alone.
     pub(super) fn has_all_queries(&self) -> bool {
         matches!(self, Sequences::Padded { q, kv } if q.address == 0 && q.shape == kv.shape)

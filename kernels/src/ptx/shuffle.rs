@@ -34,7 +34,7 @@ instructions! {
 /// # Safety
 /// Every lane of the warp must reach the same call.
 #[inline(always)]
-pub unsafe fn add_before(number: u32, lane: u32) -> u32 {
+pub unsafe fn add_up_to(number: u32, lane: u32) -> u32 {
     let mut sum = number;
     let mut distance = 1;
     while distance < 32 {

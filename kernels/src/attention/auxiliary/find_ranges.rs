@@ -175,7 +175,7 @@ unsafe fn divide_queries(params: &RangesParams, q: Side) {
         let count = (end - start).div_ceil(rows);
         // SAFETY: as above.
         let (sum, of_all) = unsafe {
-            let sum = shuffle::add_before(count, lane);
+            let sum = shuffle::add_up_to(count, lane);
             (sum, shuffle::number_of_lane(sum, 31))
         };
         let mut number = 0;

@@ -120,7 +120,6 @@ unsafe fn decode_numbers<
         |tensor| work.key_rows::<<C::Keys as KeyRows>::Cached, B>(params, tensor, split.first);
     let k = Copier::new(keys(&params.k), thread, threads);
     let v = Copier::new(keys(&params.v), thread, threads);
-
     let mask = M::new(params, work.sequence, split);
     let (blocks, mut runs) = begin::runs(&work, &mask, br, bc);
 
@@ -141,9 +140,8 @@ unsafe fn decode_numbers<
     };
     let mut pipeline = CpAsync::<S>;
 
-    // SAFETY: every branch here depends on the block or the warp alone, so all threads reach every
-    // barrier and all lanes every tensor-core instruction. Every step fills a buffer, perhaps with nothing,
-    // so that the pipeline counts the same groups in each.
+    // SAFETY: every branch here depends on the block or the warp alone, so all threads reach every barrier and all lanes every tensor-core
+    // instruction. Every step fills a buffer, perhaps with nothing, so that the pipeline counts the same groups in each.
     unsafe {
         q.load(qo_tile, first, br, rows - first);
         for ahead in 1..S as u32 {

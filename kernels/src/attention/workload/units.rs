@@ -46,7 +46,7 @@ pub unsafe fn find(params: &ForwardParams, number: u32) -> Option<Unit> {
         }
         // SAFETY: as above.
         unsafe {
-            let behind = before + shuffle::add_before(count, lane);
+            let behind = before + shuffle::add_up_to(count, lane);
             // The entry has the first of the lanes whose units end behind this one.
             let owner = vote::ballot(behind <= number).count_ones();
             if owner < 32 {
