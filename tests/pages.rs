@@ -85,7 +85,11 @@ fn uneven(device: &Device) -> Outcome {
         uneven_case(6, sinks, window).check(device)?;
     }
     uneven_case(12, false, None).check(device)?;
-    even_case().check(device)
+    even_case().check(device)?;
+    let mut from_first_keys = even_case();
+    from_first_keys.modifiers.sequences = None;
+    from_first_keys.modifiers.first_keys = Some((0..40).map(|i| 36 * i).collect());
+    from_first_keys.check(device)
 }
 
 /// [`uneven_case`] with about as many keys in each entry: units of more keys than the least.
