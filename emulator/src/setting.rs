@@ -18,7 +18,7 @@ pub struct Options {
     pub max_shared_bytes: u32,
     /// Blocks of a cluster, along x; 1 by default. They are resident at the same time.
     pub cluster: u32,
-    /// Whether `wgmma` of FP8 with sums in f32 keeps 14 bits of each product, as Hopper does; off by default.
+    /// Whether `wgmma` of FP8 keeps 14 bits of each product, as Hopper does, before sums in f16 are rounded; off by default.
     pub truncated_fp8_sums: bool,
 }
 

@@ -9,8 +9,6 @@ use crate::registers::{Row, row_of};
 pub(super) trait Accumulator {
     /// Registers of a tile of 8x8.
     const REGISTERS: usize;
-    /// Whether they have more bits than Hopper keeps of sums of FP8.
-    const EXCEED_FP8: bool;
 
     /// The tile of registers, given by their number.
     fn read<'a, X>(registers: impl Fn(usize) -> Result<&'a Row<u32>, X>) -> Result<Tile<f32>, X>;
@@ -27,7 +25,6 @@ pub(super) struct Half;
 
 impl Accumulator for Single {
     const REGISTERS: usize = 2;
-    const EXCEED_FP8: bool = true;
 
     #[inline(always)]
     fn read<'a, X>(registers: impl Fn(usize) -> Result<&'a Row<u32>, X>) -> Result<Tile<f32>, X> {
@@ -44,7 +41,6 @@ impl Accumulator for Single {
 
 impl Accumulator for Half {
     const REGISTERS: usize = 1;
-    const EXCEED_FP8: bool = false;
 
     #[inline(always)]
     fn read<'a, X>(registers: impl Fn(usize) -> Result<&'a Row<u32>, X>) -> Result<Tile<f32>, X> {

@@ -247,7 +247,7 @@ impl Product {
             },
         )?;
         group.tally.flops += 2 * (ROWS * columns * DEPTH) as u64;
-        let truncates = L::BYTES == 1 && S::EXCEED_FP8 && group.truncates_sums;
+        let truncates = L::BYTES == 1 && group.truncates_sums;
         let accumulators = self.operands.accumulators.chunks_exact(2 * S::REGISTERS);
         for (right, registers) in right.iter().zip(accumulators) {
             let mut sums = Columns::default();
