@@ -41,6 +41,12 @@ pub fn tests() -> Vec<Test> {
             hidden(device, &case)?;
             PASSED
         }),
+        Test::new("flat", |device| {
+            [64, 128, 256]
+                .into_iter()
+                .try_for_each(|dim| flat(device, dim))?;
+            PASSED
+        }),
         Test::new("outliers", |device| outliers(device, in_fp8)),
         Test::new("no_more_than_rounding", no_more_than_rounding),
         Test::new("rotated", |device| {
@@ -210,6 +216,27 @@ pub fn far(device: &Device, case: &Case) -> Result<(), libtest_mimic::Failed> {
             ..case.clone()
         },
     )
+}
+
+/// Keys that all count alike, with large values of one sign and then of the other: sums that f16 does not hold, unless probabilities become
+/// smaller.
+pub fn flat(device: &Device, dim: usize) -> Result<(), libtest_mimic::Failed> {
+    let case = in_fp8(Case {
+        seqlen_q: 70,
+        seqlen_kv: 5000,
+        dim,
+        ..Case::default()
+    });
+    let mut inputs = case.inputs();
+    inputs.q.slice_mut(s![.., .., ..40, ..]).fill(0.0);
+    inputs.k *= 0.1;
+    // Below 2, and their mean about 0: they keep their size.
+    inputs.v.mapv_inplace(|v| 1.8 + 0.04 * v.clamp(-3.0, 3.0));
+    inputs
+        .v
+        .slice_mut(s![.., .., 2500.., ..])
+        .mapv_inplace(|v| -v);
+    case.run(device, &inputs).map(drop)
 }
 
 /// Values that some rows do not see are infinite, NaN and huge; so are keys.

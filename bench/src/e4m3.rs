@@ -60,8 +60,8 @@ impl E4m3Inputs {
         let ones = Array2::ones([problem.batch, problem.kv_heads]);
         let inputs = [q.view(), k.view(), v.view()];
         let descales = [ones.view(), ones.view(), ones.view()];
-        let rounded = Rounded::of_e4m3(Fp8::new(), problem, inputs, descales);
         let options = attention.host_options(problem)?;
+        let rounded = Rounded::of_e4m3_call(Fp8::new(), problem, &options, inputs, descales);
         Ok(Expected::of_rounded::<T>(problem, options, &rounded, rows))
     }
 }

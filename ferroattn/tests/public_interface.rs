@@ -404,6 +404,7 @@ const SOUND: &[(&str, &[&str])] = &[
         &[
             "Rounded::new",
             "Rounded::of_e4m3",
+            "Rounded::of_e4m3_call",
             "Rounded::problem",
             "forward::check::Expected::of_rounded",
             "forward::check::Expected::of_rounded_in_f32",

@@ -64,7 +64,8 @@ impl E4m3 {
         let descales = scales.map(|scale| Array2::from_elem([p.batch, p.kv_heads], scale));
         let descales = descales.each_ref().map(|descales| descales.view());
         let fp8 = args.rounding().unwrap_or_default();
-        let rounded = Rounded::of_e4m3(fp8, p, [q.view(), k.view(), v.view()], descales);
+        let inputs = [q.view(), k.view(), v.view()];
+        let rounded = Rounded::of_e4m3_call(fp8, p, &forward.options, inputs, descales);
         let expected = match self.qkv[0].device().is_cpu() && T::DTYPE == Dtype::F32 {
             true => Expected::of_rounded_in_f32,
             false => Expected::of_rounded::<T>,

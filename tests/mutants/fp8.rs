@@ -6,7 +6,7 @@ use super::{
     Which::{All, Last, Nth},
 };
 use crate::fp8::output::{self, Rows};
-use crate::fp8::{e4m3, far, hidden, in_fp8, options, steep};
+use crate::fp8::{e4m3, far, flat, hidden, in_fp8, options, steep};
 use ferroattn::Dtype;
 use kernels::abi::{Switch, Switches};
 use tests::Case;
@@ -17,8 +17,6 @@ const CAUSAL: &str = "fp8_f16_d64_causal";
 const LATE: &str = "fp8_f16_d256";
 /// With sums in two levels.
 const LEVELS: &str = "fp8_two_levels_f16_d128";
-/// With the upper halves of outer sums.
-const HALVES: &str = "fp8_two_levels_f16_d256";
 /// With o in f32.
 const F32_OUTPUT: &str = "fp8_two_levels_f16_d64";
 /// With options.
@@ -40,20 +38,20 @@ pub const MUTANTS: &[Mutant] = &[
     Mutant {
         what: "a slice of Q left out",
         kernel: MAIN,
-        pattern: "k32.f16.e4m3.e4m3",
+        pattern: "mov.b64 a, {",
         which: Last,
         change: remove,
     },
     Mutant {
         what: "a slice of P left out",
         kernel: MAIN,
-        pattern: "k32.f32.e4m3.e4m3",
+        pattern: "k32.f16.e4m3.e4m3",
         which: Last,
         change: remove,
     },
     Mutant {
         what: "Q of the first slice for another",
-        kernel: MAIN,
+        kernel: CAUSAL,
         pattern: "ldmatrix",
         which: Nth(1),
         change: remove,
@@ -90,7 +88,7 @@ pub const MUTANTS: &[Mutant] = &[
         what: "old maxima for all scores",
         kernel: MAIN,
         pattern: "vote.sync.any",
-        which: Nth(2),
+        which: Nth(4),
         change: |line| line.replace("1, 0, any", "0, 0, any"),
     },
     Mutant {
@@ -99,6 +97,13 @@ pub const MUTANTS: &[Mutant] = &[
         pattern: "vote.sync.any",
         which: Nth(0),
         change: |line| line.replace("1, 0, any", "0, 0, any"),
+    },
+    Mutant {
+        what: "sums without a bound",
+        kernel: MAIN,
+        pattern: "0f45C7E000",
+        which: All,
+        change: |line| line.replace("0f45C7E000", "0f7F800000"),
     },
     Mutant {
         what: "a polynomial of hidden scores",
@@ -124,9 +129,9 @@ pub const MUTANTS: &[Mutant] = &[
     Mutant {
         what: "numbers that are not finite left out",
         kernel: CAUSAL,
-        pattern: "vote.sync.ballot",
-        which: All,
-        change: |line| line.replace("setp.ne", "setp.lt"),
+        pattern: "vote.sync.any",
+        which: Last,
+        change: |line| line.replace("1, 0, any", "0, 0, any"),
     },
     Mutant {
         what: "the scale of the first row for all",
@@ -171,18 +176,18 @@ pub const MUTANTS: &[Mutant] = &[
         change: |line| line.replace("{lo, hi}; }", "{hi, lo}; }"),
     },
     Mutant {
-        what: "a part of the outer sums left out",
+        what: "a part of O that stays beside its outer sum",
         kernel: LEVELS,
-        pattern: "st.shared.v4",
-        which: Nth(40),
-        change: remove,
+        pattern: "sub.rn.f16x2",
+        which: Last,
+        change: keep_left,
     },
     Mutant {
-        what: "old upper halves of outer sums",
-        kernel: HALVES,
-        pattern: "st.shared.v4",
-        which: Nth(40),
-        change: remove,
+        what: "outer sums that do not follow a reference",
+        kernel: LEVELS,
+        pattern: "mul.rn.f16x2",
+        which: All,
+        change: |line| line.replace("mul.rn.f16x2", "max.f16x2"),
     },
     Mutant {
         what: "o in f32 cut to bf16",
@@ -250,9 +255,9 @@ pub const MUTANTS: &[Mutant] = &[
     Mutant {
         what: "values that are not finite left out, with a window",
         kernel: OPTIONS,
-        pattern: "vote.sync.ballot",
-        which: All,
-        change: |line| line.replace("setp.ne", "setp.lt"),
+        pattern: "vote.sync.any",
+        which: Last,
+        change: |line| line.replace("1, 0, any", "0, 0, any"),
     },
     Mutant {
         what: "keys of no sequence counted for scales",
@@ -288,6 +293,12 @@ fn cut_to_bf16(line: &str) -> String {
     cut.collect::<String>() + line
 }
 
+/// A difference becomes what is subtracted from.
+fn keep_left(line: &str) -> String {
+    let (difference, _) = line.rsplit_once(',').expect("two operands");
+    difference.replace("sub.rn.f16x2", "mov.b32") + ";"
+}
+
 /// A vote of the block's threads becomes each thread's own.
 fn without_wait(line: &str) -> String {
     line.replace("bar.red.or.pred any, 0, own", "mov.pred any, own")
@@ -314,6 +325,7 @@ pub fn runs(kernel: &str) -> Option<(Vec<Run>, Switches)> {
             of_case(case(128, false)),
             Box::new(move |device| steep(device, &case(128, false))),
             Box::new(move |device| far(device, &case(128, false))),
+            Box::new(|device| flat(device, 128).map(drop)),
         ],
         LATE => vec![
             of_case(case(256, false)),
@@ -342,13 +354,15 @@ pub fn runs(kernel: &str) -> Option<(Vec<Run>, Switches)> {
             ];
             return Some((runs, Switches::NONE.with(Switch::Softcap, true)));
         }
-        LEVELS | HALVES => {
-            let dim = if kernel == LEVELS { 128 } else { 256 };
+        LEVELS => {
             let case = Case {
                 seqlen_kv: 1200,
-                ..case(dim, false)
+                ..case(128, false)
             };
-            vec![Box::new(move |device| e4m3::check(device, &case, false))]
+            vec![
+                Box::new(move |device| e4m3::check(device, &case, false)),
+                Box::new(|device| e4m3::flat(device).map(drop)),
+            ]
         }
         F32_OUTPUT => {
             let case = Case {

@@ -209,6 +209,7 @@ fn obstacle(
             | Auxiliary::Moments(_)
             | Auxiliary::RoundValues(_)
             | Auxiliary::ScaleRows
+            | Auxiliary::MomentsE4m3
             | Auxiliary::TransposeValues,
         ) => return Some("rounds what other kernels compute with".to_owned()),
         Family::Auxiliary(Auxiliary::Ranges | Auxiliary::Blocks) => {

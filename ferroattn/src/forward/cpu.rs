@@ -97,14 +97,12 @@ unsafe fn forward_fp8<T: Element, O: Element>(p: &Problem, args: &RawForward) ->
                 Rounded::of_call(fp8, p, &options, inputs)
             }
             Some(e4m3) => {
-                let [q, k, v] = inputs.map(|input| input.view::<F8E4M3, _>());
-                let nan = F8E4M3::from_f32(f32::NAN);
-                let [k, v] = [k, v].map(|tensor| options.seen_keys(p, tensor, nan));
+                let inputs = inputs.map(|input| input.view::<F8E4M3, _>());
                 let ones = Array2::ones((p.batch, p.kv_heads));
                 let descales = e4m3
                     .descales()
                     .map(|descale| descale.map_or(ones.view(), |descale| descale.view()));
-                Rounded::of_e4m3(fp8, p, [q, k.view(), v.view()], descales)
+                Rounded::of_e4m3_call(fp8, p, &options, inputs, descales)
             }
         };
         let p = &rounded.problem(p);

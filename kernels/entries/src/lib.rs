@@ -11,7 +11,7 @@ use kernels::abi::{
     Sm90BackwardParams, Sm90Params, SpreadParams,
 };
 use kernels::attention::auxiliary::source::E4m3;
-use kernels::attention::forward::{OneLevel, Singles, Unwatched, UpperHalves};
+use kernels::attention::forward::{OneLevel, TwoLevels, Unwatched};
 use kernels::attention::options::group_score::GroupScore;
 use kernels::attention::options::mask::{Causal, Either, Full};
 use kernels::attention::options::ranges::{Ranges, Spans};

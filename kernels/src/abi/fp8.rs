@@ -45,8 +45,7 @@ pub struct RoundRowsParams {
     pub padding: u32,
 }
 
-/// Arguments of the two kernels that round v to e4m3: the one that finds the moments of its columns, and the one that rounds. Values of e4m3
-/// need the second one alone.
+/// Arguments of the two kernels that round v to e4m3: the one that finds the moments of its columns, and the one that rounds.
 ///
 /// The grid of the first one has `batch * heads * parts` blocks, that of the second one `batch * heads * ceil(keys / 128)`.
 #[repr(C)]

@@ -35,7 +35,9 @@ pub enum Auxiliary {
     RoundValues(Dtype),
     /// Rows of q or k of e4m3, scaled by powers of two.
     ScaleRows,
-    /// v of e4m3, transposed.
+    /// The moments of the columns of v of e4m3.
+    MomentsE4m3,
+    /// v of e4m3, scaled by powers of two and transposed.
     TransposeValues,
     /// The ranges that queries and keys see where a batch consists of sequences.
     Ranges,
@@ -98,6 +100,7 @@ pub(super) fn all() -> impl Iterator<Item = Kernel> {
         (Spread, Row("spread", "SpreadParams", "spread::spread", sm80, plain)),
         (Gather, Row("gather", "SpreadParams", "spread::gather", sm80, plain)),
         (ScaleRows, Row("scale_rows", "RoundRowsParams", "round_rows::round_rows", sm90a, round_rows)),
+        (MomentsE4m3, Row("moments_e4m3", "RoundValuesParams", "round_values::moments", sm90a, moments)),
         (TransposeValues, Row("transpose_values", "RoundValuesParams", "round_values::round_values", sm90a, round_values)),
         (Ranges, Row("ranges", "RangesParams", "find_ranges::find_ranges", sm80, plain)),
         (Blocks, Row("blocks", "BlockMapParams", "find_blocks::find_blocks", sm80, blocks)),
@@ -122,7 +125,9 @@ impl Row {
             Auxiliary::Pack | Auxiliary::Unpack => {
                 numbers.push(("BR", Auxiliary::PACK_ROWS.to_string()))
             }
-            Auxiliary::ScaleRows | Auxiliary::TransposeValues => types.push("E4m3"),
+            Auxiliary::ScaleRows | Auxiliary::MomentsE4m3 | Auxiliary::TransposeValues => {
+                types.push("E4m3");
+            }
             _ => {}
         }
         let instance = Instance::new((params, &module), element, &types, (kernel, numbers));

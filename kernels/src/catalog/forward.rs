@@ -1,7 +1,7 @@
 //! Attention: the specification of its kernels, and their list.
 
 use super::class::Class;
-use super::kind::{Kind, Levels, Loop, Rows};
+use super::kind::{Kind, Loop, Rows};
 use super::roles::Roles;
 use super::tile::Tile;
 use super::{Code, Dtype, Family, Generic, Instance, Kernel, Launch, Spec, distinct, fp8, hopper};
@@ -109,7 +109,7 @@ impl Forward {
             Loop::Hopper => ("Sm90Params, maps", vec![score, "Unwatched"], hopper::shared_bytes(tile, dim)),
             Loop::Latent => ("Sm90Params, maps", vec![score], LatentMemory::new(0).bytes()),
             Loop::Fp8(levels) => {
-                let (outer, memory) = (fp8::outer(levels, dim).0, fp8::memory(levels, tile, dim));
+                let (outer, memory) = (fp8::outer(levels, dim), fp8::memory(tile, dim));
                 ("Fp8Params, maps", vec![score, outer], memory.bytes())
             }
         }
@@ -158,9 +158,8 @@ impl Forward {
     fn code(&self) -> Code {
         let has_options = self.kind.mask.has_options();
         let most_spills = match (self.kind.main_loop, self.dim) {
-            // Once a tile: ten words beside O of 256 columns, few beside fewer.
-            (Loop::Fp8(_), 256) => 80,
-            (Loop::Fp8(levels), _) if has_options || levels == Levels::Two => 32,
+            // A few words, that are read once a step.
+            (Loop::Fp8(_), _) => 64,
             // Rows of packed queries begin anywhere: four words on `sm_120`.
             (Loop::Decode, 256) if has_options => 16,
             // Windows take registers: two kernels spill on `sm_120`.

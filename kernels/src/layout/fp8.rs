@@ -9,8 +9,8 @@ use crate::abi::FP8_BLOCK;
 /// Numbers of e4m3 in the place of an element of two bytes.
 pub const PAIR: u32 = 2;
 
-/// The base-2 logarithm of what rounded values are below: e4m3 holds up to 448.
-pub const VALUES_LOG2: i32 = 8;
+/// The base-2 logarithm of what rounded values are below. Their sums, weighted by probabilities, are f16, up to 65504.
+pub const VALUES_LOG2: i32 = 1;
 
 /// The base-2 logarithm of what rounded keys are below. Products of q and k are summed in f16, up to 65504.
 pub const KEYS_LOG2: i32 = 4;
@@ -110,10 +110,10 @@ const fn below(key: u32, byte: u32) -> u32 {
     }
 }
 
-/// Slots for the 64 rows of Q of each warpgroup, K and V of each stage, outer sums of O, barriers, and what belongs to slots and stages.
+/// Slots for the 64 rows of Q of each warpgroup, K and V of each stage, barriers, and what belongs to slots, stages and tiles.
 ///
 /// ```text
-/// Q | K, V of stage 0 | K, V of stage 1 | ... | outer sums | barriers | jobs | scales of keys
+/// Q | K, V of stage 0 | K, V of stage 1 | ... | barriers | jobs | scales of rows | columns of tiles | scales of keys
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fp8Memory {
@@ -122,21 +122,21 @@ pub struct Fp8Memory {
     keys: u32,
     dim: u32,
     stages: u32,
-    outer_bytes: u32,
+    tiles: u32,
 }
 
 impl Fp8Memory {
-    /// The memory of a block from shared address `base` on, a multiple of 1024, with so many bytes for outer sums.
+    /// The memory of a block from shared address `base` on, a multiple of 1024, with slots for so many tiles.
     #[must_use]
     #[inline(always)]
-    pub const fn new(base: u32, [slots, keys, dim, stages]: [u32; 4], outer_bytes: u32) -> Self {
+    pub const fn new(base: u32, [slots, keys, dim, stages, tiles]: [u32; 5]) -> Self {
         Fp8Memory {
             base,
             slots,
+            tiles,
             keys,
             dim,
             stages,
-            outer_bytes,
         }
     }
 
@@ -179,18 +179,11 @@ impl Fp8Memory {
         2 * self.keys * self.dim
     }
 
-    /// The outer sums of a warpgroup, whose elements take so many bytes each.
-    #[must_use]
-    #[inline(always)]
-    pub const fn outer(&self, warpgroup: u32, element_bytes: u32) -> u32 {
-        self.stage(self.stages) + warpgroup * 64 * self.dim * element_bytes
-    }
-
     /// The barrier of a slot of Q that says that it has landed; the next one, 8 bytes behind it, says that it is read.
     #[must_use]
     #[inline(always)]
     pub const fn q_full(&self, slot: u32) -> u32 {
-        self.stage(self.stages) + self.outer_bytes + 16 * slot
+        self.stage(self.stages) + 16 * slot
     }
 
     /// The barrier of a stage, like [`q_full`](Self::q_full).
@@ -207,11 +200,33 @@ impl Fp8Memory {
         self.full(self.stages) + 16 * slot
     }
 
+    /// The scales of the 64 rows of Q in a slot.
+    #[must_use]
+    #[inline(always)]
+    pub const fn row_scales(&self, slot: u32) -> u32 {
+        self.job(self.slots) + 4 * 64 * slot
+    }
+
+    /// Scales and means of V's columns for the warpgroups of a slot's tile, and behind them whether it has values that are not finite: 1 or 0.
+    #[must_use]
+    #[inline(always)]
+    pub const fn columns(&self, slot: u32) -> u32 {
+        let tile = slot / (self.slots / self.tiles);
+        self.row_scales(self.slots) + (8 * self.dim + 16) * tile
+    }
+
+    /// Behind the [columns](Self::columns).
+    #[must_use]
+    #[inline(always)]
+    pub const fn wrong(&self, slot: u32) -> u32 {
+        self.columns(slot) + 8 * self.dim
+    }
+
     /// The scale of a stage's keys.
     #[must_use]
     #[inline(always)]
     pub const fn key_scale(&self, stage: u32) -> u32 {
-        self.job(self.slots) + 4 * stage
+        self.columns(self.slots) + 4 * stage
     }
 
     /// Bytes of all.
@@ -320,7 +335,8 @@ mod tests {
     #[test]
     fn sums_of_scores_fit_f16() {
         for dim in [1, 8, 64, 72, 128, 256] {
-            assert!(queries_log2(dim) <= VALUES_LOG2);
+            // What e4m3 holds.
+            assert!(queries_log2(dim) <= 8);
             let most = f32::powi(2.0, queries_log2(dim) + KEYS_LOG2) * dim as f32;
             assert!(most <= 32768.0, "{dim}");
         }

@@ -15,6 +15,14 @@ instructions! {
     load(shared: u32 in reg32, global: u64 in reg64, bytes: u32 in reg32, barrier: u32 in reg32) =
         "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [{}], [{}], {}, [{}];";
 
+    /// [`load`] by one lane of the warp.
+    ///
+    /// # Safety
+    /// The conditions of [`load`]; every lane of the warp makes the same call.
+    load_once(shared: u32 in reg32, global: u64 in reg64, bytes: u32 in reg32, barrier: u32 in reg32) =
+        "{{ .reg .pred first; elect.sync _|first, 0xffffffff;"
+        "@first cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [{}], [{}], {}, [{}]; }}";
+
     /// Starts to copy `bytes` bytes to global memory, in this thread's open group.
     ///
     /// # Safety

@@ -47,8 +47,14 @@ arithmetic! {
     /// `a * b + c`, rounded once, and 0 in the place of a negative result; a NaN stays.
     fma_from_zero(a: u32 in reg32, b: u32 in reg32, c: u32 in reg32) -> u32 = "fma.rn.relu.f16x2 {}, {}, {}, {}; /* f16 */";
 
+    /// Products.
+    mul(a: u32 in reg32, b: u32 in reg32) -> u32 = "mul.rn.f16x2 {}, {}, {}; /* f16 */";
+
     /// Sums.
     add(a: u32 in reg32, b: u32 in reg32) -> u32 = "add.rn.f16x2 {}, {}, {}; /* f16 */";
+
+    /// Differences.
+    sub(a: u32 in reg32, b: u32 in reg32) -> u32 = "sub.rn.f16x2 {}, {}, {}; /* f16 */";
 
     /// The larger ones; of a number and a NaN the number.
     max(a: u32 in reg32, b: u32 in reg32) -> u32 = "max.f16x2 {}, {}, {}; /* f16 */";

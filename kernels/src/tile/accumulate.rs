@@ -4,7 +4,7 @@ use super::{Accumulator, Element, F16, Operand};
 use crate::layout::fragment;
 use crate::layout::interval::Interval;
 use crate::ptx::convert::f16;
-use crate::ptx::mma;
+use crate::ptx::{half, mma};
 
 /// A 16x16 tile of sums of products of `E`.
 pub trait Accumulate<E: Element>: Copy {
@@ -83,6 +83,25 @@ impl Accumulate<F16> for HalfAccumulator {
 }
 
 impl HalfAccumulator {
+    /// Multiplies row `g` by `factors[0]`, row `g + 8` by `factors[1]`: numbers of f16, in kernels of any type.
+    #[inline(always)]
+    pub fn scale_rows(&mut self, factors: [f32; 2]) {
+        for i in 0..4 {
+            let factor = factors[i % 2];
+            self.0[i] = half::mul(self.0[i], half::pack(factor, factor));
+        }
+    }
+
+    /// The numbers in f32, in kernels of any type.
+    #[inline(always)]
+    pub fn to_f32(self) -> Accumulator {
+        let mut wide = Accumulator::ZERO;
+        for i in 0..4 {
+            [wide.0[2 * i], wide.0[2 * i + 1]] = half::widen(self.0[i]);
+        }
+        wide
+    }
+
     /// Puts -inf into the columns that `keys[0]` lacks in row `g`, and `keys[1]` in row `g + 8`.
     #[inline(always)]
     pub fn mask_columns(&mut self, lane: u32, keys: [impl Interval; 2]) {

@@ -3,7 +3,7 @@
 //! An operand of e4m3 is as large as one of 16-bit elements, and holds twice as many: 32 columns of 16 rows. Both
 //! operands of a product lie with their inner dimension along memory (PTX manual, `wgmma.mma_async`).
 
-use super::{Accumulator, HalfAccumulator, Operand};
+use super::{HalfAccumulator, Operand};
 use crate::layout::descriptor::Descriptor;
 use core::arch::asm;
 
@@ -18,8 +18,8 @@ pub fn pin<const NT: usize>(tiles: &mut [HalfAccumulator; NT]) {
     }
 }
 
-/// Scores of 64 rows, in f16, with 16 keys for each tile of the array.
-pub trait Scores {
+/// Sums of 64 rows, in f16, with 16 columns for each tile of the array.
+pub trait Products {
     /// `self = a * b^T`, or `self += a * b^T` where `add` says so, a constant after inlining, 32 deep.
     ///
     /// # Safety
@@ -31,15 +31,6 @@ pub trait Scores {
     /// # Safety
     /// The conditions of [`rows`](Self::rows).
     unsafe fn operand_rows(&mut self, a: Operand, b: Descriptor, add: bool);
-}
-
-/// Sums of 64 rows, in f32, with 16 columns for each tile of the array.
-pub trait Sums {
-    /// `self += a * b^T`, 32 deep, with `a` in registers, 16 rows a warp.
-    ///
-    /// # Safety
-    /// The conditions of [`Product::rows`](super::wgmma::Product::rows).
-    unsafe fn operand_rows(&mut self, a: Operand, b: Descriptor);
 }
 
 /// One instruction: its types, its accumulators, and its other operands.
@@ -63,25 +54,20 @@ macro_rules! product {
         product!(@ $self [$i0 $i1 $i2 $i3] $others $text $inout $operand
             [$($all)* [$tile $i0] [$tile $i1] [$tile $i2] [$tile $i3]])
     };
-    (@with $self:ident [$i0:literal $i1:literal $i2:literal $i3:literal $i4:literal $i5:literal $i6:literal $i7:literal]
-        $tile:literal $others:tt $text:tt $inout:ident $operand:tt [$($all:tt)*]) => {
-        product!(@ $self [$i0 $i1 $i2 $i3 $i4 $i5 $i6 $i7] $others $text $inout $operand
-            [$($all)* [$tile $i0] [$tile $i1] [$tile $i2] [$tile $i3] [$tile $i4] [$tile $i5] [$tile $i6] [$tile $i7]])
-    };
     (@comma $t:literal) => { ", {}" };
 }
 
-/// Implements [`Scores`] for `columns` keys: tile 0 and the others.
-macro_rules! scores {
+/// Implements [`Products`] for `columns` columns: tile 0 and the others.
+macro_rules! products {
     ($($tiles:literal $columns:literal $others:tt;)*) => {$(
-        impl Scores for [HalfAccumulator; $tiles] {
+        impl Products for [HalfAccumulator; $tiles] {
             #[inline(always)]
             unsafe fn rows(&mut self, a: Descriptor, b: Descriptor, add: bool) {
                 // SAFETY: the caller's promise.
                 unsafe {
                     match add {
-                        false => scores!(@rows self $columns $others out "0", a, b),
-                        true => scores!(@rows self $columns $others inout "1", a, b),
+                        false => products!(@rows self $columns $others out "0", a, b),
+                        true => products!(@rows self $columns $others inout "1", a, b),
                     }
                 }
             }
@@ -91,8 +77,8 @@ macro_rules! scores {
                 // SAFETY: the caller's promise.
                 unsafe {
                     match add {
-                        false => scores!(@operand self $columns $others out "0", a, b),
-                        true => scores!(@operand self $columns $others inout "1", a, b),
+                        false => products!(@operand self $columns $others out "0", a, b),
+                        true => products!(@operand self $columns $others inout "1", a, b),
                     }
                 }
             }
@@ -123,36 +109,7 @@ macro_rules! scores {
     };
 }
 
-scores! {
-    4 64 [1 2 3];
-    8 128 [1 2 3 4 5 6 7];
-}
-
-/// Implements [`Sums`] for `columns` columns: tile 0 and the others.
-macro_rules! sums {
-    ($($tiles:literal $columns:literal $others:tt;)*) => {$(
-        impl Sums for [Accumulator; $tiles] {
-            #[inline(always)]
-            unsafe fn operand_rows(&mut self, a: Operand, b: Descriptor) {
-                // SAFETY: the caller's promise.
-                unsafe {
-                    product!(self [0 1 2 3 4 5 6 7] $others
-                        concat!(
-                            "{{ .reg .b64 b; mov.b64 b, {{{b}, {b_high}}}; ",
-                            "wgmma.mma_async.sync.aligned.m64n", $columns, "k32.f32.e4m3.e4m3 "
-                        ),
-                        "{{{a0}, {a1}, {a2}, {a3}}}, b, 1, 1, 1; }}",
-                        inout
-                        a0 = in(reg32) a.0[0], a1 = in(reg32) a.0[1], a2 = in(reg32) a.0[2], a3 = in(reg32) a.0[3],
-                        b = in(reg32) b.low, b_high = in(reg32) b.high,
-                    )
-                }
-            }
-        }
-    )*};
-}
-
-sums! {
+products! {
     4 64 [1 2 3];
     8 128 [1 2 3 4 5 6 7];
     16 256 [1 2 3 4 5 6 7 8 9 10 11 12 13 14 15];

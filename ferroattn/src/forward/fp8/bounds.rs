@@ -13,6 +13,8 @@ use std::f64::consts::LN_2;
 const UNIT: f64 = 1.0 / 16.0;
 /// The error of small probabilities, relative to the largest, which is 2^4 or more.
 const LEAST: f64 = 1.0 / (1 << 14) as f64;
+/// The error of small probabilities of a row whose reference rose, relative to its sum, which is then 2046 or more.
+const LEAST_OF_SUM: f64 = 1.0 / (1 << 21) as f64;
 /// Half a unit in the last place of f16, relative to numbers of any size.
 const HALF_UNIT: f64 = 1.0 / 2048.0;
 /// Products that a sum takes in at a time.
@@ -52,7 +54,7 @@ impl Reference<'_> {
             for &key in like {
                 let Term { log, error } = of_keys[key];
                 let (p, value) = (log.exp(), values.row(key));
-                let lost = p.min((UNIT * p).max(LEAST * highest));
+                let lost = p.min((UNIT * p).max(LEAST * highest).max(LEAST_OF_SUM));
                 let change = p * error.exp_m1();
                 let of_results = elements(&value).iter().zip(means).zip(&exact.o);
                 let sums = sum.iter_mut().zip(&mut moved).zip(&mut sizes);
@@ -77,7 +79,8 @@ impl Reference<'_> {
         }
         let parts = moved.iter().zip(&squares).zip(&sizes).zip(&exact.o);
         let o = parts.map(|(((moved, squares), sizes), o)| {
-            let cut = (steps / 8192.0).min(1.0) * sizes;
+            // Sums are cut, and rounded to f16.
+            let cut = (steps / 8192.0 + HALF_UNIT * steps.sqrt()).min(1.0) * sizes;
             moved
                 + DEVIATIONS * squares.sqrt()
                 + cut

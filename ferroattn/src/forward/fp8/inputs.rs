@@ -22,7 +22,7 @@ pub struct Inputs {
     /// What rounds q and k.
     pub rounds_rows: Auxiliary,
     /// What finds moments of v, and what rounds it.
-    pub rounds_values: [Option<Auxiliary>; 2],
+    pub rounds_values: [Auxiliary; 2],
 }
 
 impl Inputs {
@@ -40,10 +40,7 @@ impl Inputs {
             rotates,
             descales: Default::default(),
             rounds_rows: Auxiliary::RoundRows(dtype),
-            rounds_values: [
-                Some(Auxiliary::Moments(dtype)),
-                Some(Auxiliary::RoundValues(dtype)),
-            ],
+            rounds_values: [Auxiliary::Moments(dtype), Auxiliary::RoundValues(dtype)],
         };
         match args.options.e4m3 {
             None => of_16_bits,
@@ -52,7 +49,7 @@ impl Inputs {
                 dim_v: args.v.shape[3] as u32,
                 descales: e4m3.descales().map(|of| descales_ref(of, false)),
                 rounds_rows: Auxiliary::ScaleRows,
-                rounds_values: [None, Some(Auxiliary::TransposeValues)],
+                rounds_values: [Auxiliary::MomentsE4m3, Auxiliary::TransposeValues],
                 ..of_16_bits
             },
         }

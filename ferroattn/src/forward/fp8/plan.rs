@@ -180,10 +180,7 @@ impl Draft {
 
         let keys = p.seqlen_kv.next_multiple_of(16);
         let [parts, part_keys] = parts_of(p.seqlen_kv as u32);
-        let moments = match inputs.rounds_values {
-            [Some(_), _] => [kv_heads, 4 * parts as usize * p.dim_v, size_of::<f32>()],
-            [None, _] => [0; 3],
-        };
+        let moments = [kv_heads, 4 * parts as usize * p.dim_v, size_of::<f32>()];
         let bits = 4 * size_of::<u32>();
         let values = RoundValuesParams {
             values: self.params.v,
@@ -221,9 +218,7 @@ impl Draft {
             let tiles = (kv_heads * of_head) as u128;
             let input = offset_of!(ForwardParams, v.address);
             let copied = offset_of!(RoundValuesParams, values.address);
-            if let Some(kernel) = kernel {
-                self.launch_round(kernel, tiles, &values, places.clone(), input, copied)?;
-            }
+            self.launch_round(kernel, tiles, &values, places.clone(), input, copied)?;
         }
         Ok(Rounded {
             q: rows_of(q, p.heads, p.seqlen_q, row_bytes),

@@ -89,7 +89,7 @@ impl Rounded {
             .par_bridge()
             .for_each(|((mut heads, mut means), &seen)| {
                 let heads = heads.outer_iter_mut().zip(means.outer_iter_mut());
-                heads.for_each(|(values, means)| round_values(values, means, seen));
+                heads.for_each(|(values, means)| round_values(values, Some((means, seen))));
             });
         let [q, k] = round_both(fp8, q, k);
         Rounded {
@@ -101,8 +101,9 @@ impl Rounded {
         }
     }
 
-    /// The inputs of a problem that are e4m3 already, times [descales](crate::Attention::descales) `[batch, kv_heads]` of q, k and v. Only numbers of
-    /// q and k that are 2^12 times smaller than the largest change, unless q and k are [rotated](method@Fp8::hadamard).
+    /// The inputs of a problem that are e4m3 already, times [descales](crate::Attention::descales) `[batch, kv_heads]` of q, k and v. Only numbers
+    /// that are 2^8 times smaller than the largest of their row of q, their block of k or their column of v change, unless q and k are
+    /// [rotated](method@Fp8::hadamard).
     ///
     /// ```
     /// # fn main() -> ferroattn::Result<()> {
@@ -134,6 +135,7 @@ impl Rounded {
         }
         let [q, k, v] = [q, k, v].map(|tensor| tensor.mapv(|x| x.to_f32()));
         let [q, k] = round_both(fp8, q, k);
+        let v = each_head(v, |values| round_values(values, None));
         let times = |mut tensor: Array4<f32>, group: usize, descales: ArrayView2<f32>| {
             for ((batch, head), descale) in descales.indexed_iter() {
                 let heads = head * group..(head + 1) * group;
@@ -151,6 +153,22 @@ impl Rounded {
             means: Array3::zeros((p.batch, p.kv_heads, p.dim_v)),
             has_levels: true,
         }
+    }
+
+    /// [`of_e4m3`](Self::of_e4m3) of a call with options: keys that no query sees count for nothing.
+    ///
+    /// # Panics
+    /// If a tensor has another shape than the problem says.
+    pub fn of_e4m3_call(
+        fp8: Fp8,
+        p: &Problem,
+        options: &HostOptions,
+        [q, k, v]: [ArrayView4<F8E4M3>; 3],
+        descales: [ArrayView2<f32>; 3],
+    ) -> Self {
+        let nan = F8E4M3::from_f32(f32::NAN);
+        let [k, v] = [k, v].map(|tensor| options.seen_keys(p, tensor, nan));
+        Self::of_e4m3(fp8, p, [q, k.view(), v.view()], descales)
     }
 
     /// The problem that these inputs pose.
@@ -234,19 +252,23 @@ fn round_rows(mut rows: ArrayViewMut2<f32>, shared: usize, most_log2: i32) {
     }
 }
 
-/// Rounds values less the mean of each column, which is added again, and is one of `means`; queries see so many of them.
-fn round_values(mut values: ArrayViewMut2<f32>, mut means: ArrayViewMut1<f32>, seen: usize) {
+/// Rounds values. With `means`, and how many of the values queries see, they lose the mean of each column before, which is added again.
+fn round_values(mut values: ArrayViewMut2<f32>, mut means: Option<(ArrayViewMut1<f32>, usize)>) {
     if values.nrows() == 0 {
         return;
     }
     for column in 0..values.ncols() {
         let (sum, least, most) = moments(values.view(), column);
         let spread = |mean: f32| (most - mean).max(mean - least).max(0.0);
-        let mean =
-            Some(sum / seen as f32).filter(|&mean| mean.is_finite() && spread(mean).is_finite());
-        let mean = mean.unwrap_or(0.0);
+        let mut mean = 0.0;
+        if let Some((means, seen)) = &mut means {
+            let found = sum / *seen as f32;
+            if found.is_finite() && spread(found).is_finite() {
+                mean = found;
+            }
+            means[column] = mean;
+        }
         let scale = scale_of(spread(mean), VALUES_LOG2);
-        means[column] = mean;
         for x in values.slice_mut(s![.., column]) {
             *x = rounded(*x - mean, *x, scale) + mean;
         }

@@ -4,7 +4,7 @@
 //! takes 128 keys of a head. It makes mean and scale of each column, always in one order. Infinities and NaN become 0, and count for
 //! neither; a block that has some notes which values they are. Keys that no query sees count for neither, too.
 //!
-//! Values of e4m3 stay as they are, and need no moments.
+//! Values of e4m3 keep their means: what is left of digits rounded away does not bring them back. They are scaled, so that sums in f16 hold.
 
 use super::source::{Rows, Source, is_finite, is_seen};
 use crate::abi::{FP8_BLOCK, RoundValuesParams};
@@ -30,7 +30,7 @@ const AT_ONCE: usize = 8;
 /// # Safety
 /// Launched as [`RoundValuesParams`] and the kernel's row of the [catalog](crate::catalog) say, with readable values and writable moments.
 #[inline(always)]
-pub unsafe fn moments<E: Element, const W: u32>(params: &RoundValuesParams) {
+pub unsafe fn moments<E: Source, const W: u32>(params: &RoundValuesParams) {
     let (head, part) = (
         special::block() / params.parts,
         special::block() % params.parts,
@@ -104,33 +104,34 @@ struct Keys {
 impl Keys {
     /// The moments of eight columns; `None` if a sum is not finite, so that a number may not be. All keys are seen.
     #[inline(always)]
-    fn moments<E: Element>(self, load: impl Fn(u32) -> [u32; 4]) -> Option<[Moments; 8]> {
+    fn moments<E: Source>(self, load: impl Fn(u32) -> E::Eight) -> Option<[Moments; 8]> {
         let mut sums = [0.0; 8];
-        let [mut least, mut most] = [load(self.first); 2];
+        let [mut least, mut most] = [E::pairs(load(self.first)); 2];
         let mut first = self.first;
         while first < self.end {
-            let mut pairs = [[0; 4]; AT_ONCE];
+            let mut loaded = [E::ZEROS; AT_ONCE];
             for i in 0..AT_ONCE {
                 let key = first + self.step * i as u32;
                 if key < self.end {
-                    pairs[i] = load(key);
+                    loaded[i] = load(key);
                 }
             }
             for i in 0..AT_ONCE {
                 if first + self.step * (i as u32) < self.end {
-                    let numbers = <E as Source>::widen(pairs[i]);
+                    let pairs = E::pairs(loaded[i]);
+                    let numbers = E::widen_pairs(pairs);
                     for column in 0..8 {
                         sums[column] += numbers[column];
                     }
                     for pair in 0..4 {
-                        least[pair] = E::smaller(least[pair], pairs[i][pair]);
-                        most[pair] = E::larger(most[pair], pairs[i][pair]);
+                        least[pair] = E::smaller(least[pair], pairs[pair]);
+                        most[pair] = E::larger(most[pair], pairs[pair]);
                     }
                 }
             }
             first += self.step * AT_ONCE as u32;
         }
-        let [least, most] = [least, most].map(<E as Source>::widen);
+        let [least, most] = [least, most].map(E::widen_pairs);
         let mut found = [Moments::NONE; 8];
         let mut are_finite = true;
         for column in 0..8 {
@@ -147,16 +148,16 @@ impl Keys {
 
     /// The moments of the finite numbers of keys that queries see.
     #[inline(always)]
-    fn moments_of_finite<E: Element>(
+    fn moments_of_finite<E: Source>(
         self,
-        load: impl Fn(u32) -> [u32; 4],
+        load: impl Fn(u32) -> E::Eight,
         is_seen: impl Fn(u32) -> bool,
     ) -> [Moments; 8] {
         let mut found = [Moments::NONE; 8];
         let mut key = self.first;
         while key < self.end {
             if is_seen(key) {
-                let numbers = <E as Source>::widen(load(key));
+                let numbers = E::widen(load(key));
                 for column in 0..8 {
                     found[column].take(numbers[column]);
                 }
@@ -170,7 +171,7 @@ impl Keys {
 /// Rounds the block's 128 keys, with `W` warps.
 ///
 /// # Safety
-/// Launched as [`RoundValuesParams`] and the kernel's row of the [catalog](crate::catalog) say, behind [`moments`] if values have 16 bits, with
+/// Launched as [`RoundValuesParams`] and the kernel's row of the [catalog](crate::catalog) say, behind [`moments`], with
 /// readable values, and writable rounded values and columns.
 #[inline(always)]
 pub unsafe fn round_values<E: Source, const W: u32>(params: &RoundValuesParams) {
@@ -200,13 +201,10 @@ pub unsafe fn round_values<E: Source, const W: u32>(params: &RoundValuesParams) 
                 let numbers = four.map(E::widen);
                 for i in 0..8 {
                     let column = column + i as u32;
-                    let [mean, inverse] = match E::IS_E4M3 {
-                        true => [0.0, 1.0],
-                        false => shared::load_f32x2(of_column(column)),
-                    };
+                    let [mean, inverse] = shared::load_f32x2(of_column(column));
                     let [a, b, c, d] = numbers.map(|numbers| (numbers[i] - mean) * inverse);
                     let rounded = e4m3(a, b, c, d) & seen;
-                    wrong |= wrong_of::<E>(rounded);
+                    wrong |= wrong_of(rounded);
                     shared::store_u32(word_at(lanes, column, unit / lanes), rounded);
                 }
             }
@@ -226,8 +224,8 @@ pub unsafe fn round_values<E: Source, const W: u32>(params: &RoundValuesParams) 
             if is_wrong {
                 cold_path();
                 let block = u64::from(special::block()) * u64::from(params.dim);
-                note_wrong::<E>(params.wrong_values + 16 * (block + u64::from(column)), word);
-                word &= !(wrong_of::<E>(word) / 0x80 * 0xff);
+                note_wrong(params.wrong_values + 16 * (block + u64::from(column)), word);
+                word &= !(wrong_of(word) / 0x80 * 0xff);
             }
             if key < keys {
                 let row = u64::from(head) * u64::from(params.dim) + u64::from(column);
@@ -253,13 +251,12 @@ fn word_at(lanes: u32, column: u32, word: u32) -> u32 {
 }
 
 /// The upper bits of those of four numbers of e4m3 that were not finite: NaN, and the largest number, to which infinities are rounded and no
-/// value with a scale comes. Values that were e4m3 before may be the largest.
+/// value with a scale comes.
 #[inline(always)]
-fn wrong_of<E: Source>(word: u32) -> u32 {
+fn wrong_of(word: u32) -> u32 {
     const NAN: u32 = 0x7f7f_7f7f;
     const MOST: u32 = 0x7e7e_7e7e;
-    let least = if E::IS_E4M3 { NAN } else { MOST };
-    ((word & NAN) + (0x8080_8080 - least)) & 0x8080_8080
+    ((word & NAN) + (0x8080_8080 - MOST)) & 0x8080_8080
 }
 
 /// Notes which numbers of a column were not finite, of which each lane has four: see [`wrong_bits`](crate::layout::fp8::wrong_bits).
@@ -267,8 +264,8 @@ fn wrong_of<E: Source>(word: u32) -> u32 {
 /// # Safety
 /// Every lane of the warp makes the same call; the 16 bytes at `to` are writable by it alone.
 #[inline(always)]
-unsafe fn note_wrong<E: Source>(to: u64, word: u32) {
-    let wrong = wrong_of::<E>(word);
+unsafe fn note_wrong(to: u64, word: u32) {
+    let wrong = wrong_of(word);
     let mut bits = [0; 4];
     for byte in 0..4 {
         // SAFETY: the caller's promise.
@@ -280,8 +277,8 @@ unsafe fn note_wrong<E: Source>(to: u64, word: u32) {
     }
 }
 
-/// Writes scales and means of the columns, to shared memory, and in a head's first block for the kernel that multiplies. Of e4m3 there are
-/// only scales.
+/// Writes scales and means of the columns, to shared memory, and in a head's first block for the kernel that multiplies, with descales of
+/// e4m3.
 ///
 /// # Safety
 /// The conditions of [`round_values`]; all threads of the block make the same call.
@@ -296,20 +293,16 @@ unsafe fn write_columns<E: Source, const W: u32>(
     let columns = params.columns + 8 * place;
     // SAFETY: one thread alone writes a number; all reach the barrier.
     unsafe {
-        if E::IS_E4M3 {
-            if tile == 0 && thread < params.dim {
-                let of_head = [head / params.heads, head % params.heads];
-                let scale = descale(&params.descale, of_head);
-                global::store_f32x2(columns, [scale, 0.0]);
-            }
-            return;
-        }
         if thread < params.dim {
-            let column = Column::of(params, head, thread);
+            let column = Column::of::<E>(params, head, thread);
             shared::store_f32(of_column(thread), column.mean);
             shared::store_f32(of_column(thread) + 4, inverse_of(column.scale));
             if tile == 0 {
-                global::store_f32x2(columns, [column.scale, column.mean]);
+                let descale = match E::IS_E4M3 {
+                    true => descale(&params.descale, [head / params.heads, head % params.heads]),
+                    false => 1.0,
+                };
+                global::store_f32x2(columns, [column.scale * descale, column.mean]);
             }
         }
         barrier::block();
@@ -441,7 +434,7 @@ impl Moments {
 
 /// What a column has.
 struct Column {
-    /// 0 if f32 does not hold it, or the distance of a number from it.
+    /// 0 of e4m3, and if f32 does not hold it, or the distance of a number from it.
     mean: f32,
     scale: f32,
 }
@@ -452,7 +445,7 @@ impl Column {
     /// # Safety
     /// The moments are readable.
     #[inline(always)]
-    unsafe fn of(params: &RoundValuesParams, head: u32, column: u32) -> Self {
+    unsafe fn of<E: Source>(params: &RoundValuesParams, head: u32, column: u32) -> Self {
         let mut found = Moments::NONE;
         let mut part = 0;
         while part < params.parts {
@@ -472,7 +465,7 @@ impl Column {
         }
         let spread = |mean: f32| (found.most - mean).max(mean - found.least).max(0.0);
         let mean = found.sum / found.count as f32;
-        let is_held = is_finite(mean) && is_finite(spread(mean));
+        let is_held = !E::IS_E4M3 && is_finite(mean) && is_finite(spread(mean));
         let mean = if is_held { mean } else { 0.0 };
         Column {
             mean,

@@ -8,7 +8,7 @@ use core::hint::cold_path;
 
 /// A type of elements that are rounded, eight neighbours at a time.
 pub trait Source {
-    /// Whether elements are rounded already, and keep their digits.
+    /// Whether elements are rounded already: scales keep their digits.
     const IS_E4M3: bool;
 
     /// Eight elements as they lie in memory.
@@ -25,6 +25,18 @@ pub trait Source {
 
     /// The elements as f32.
     fn widen(eight: Self::Eight) -> [f32; 8];
+
+    /// The elements as pairs of 16 bits, exactly.
+    fn pairs(eight: Self::Eight) -> [u32; 4];
+
+    /// The elements of pairs as f32.
+    fn widen_pairs(pairs: [u32; 4]) -> [f32; 8];
+
+    /// The smaller elements of two pairs; of a number and a NaN the number.
+    fn smaller(a: u32, b: u32) -> u32;
+
+    /// The larger elements of two pairs; of a number and a NaN the number.
+    fn larger(a: u32, b: u32) -> u32;
 
     /// The elements, with NaN for infinities, and the largest magnitude of numbers.
     fn of_numbers(eight: Self::Eight) -> (Self::Eight, f32);
@@ -127,6 +139,26 @@ impl<E: Element> Source for E {
 
     #[inline(always)]
     fn widen(pairs: [u32; 4]) -> [f32; 8] {
+        Self::widen_pairs(pairs)
+    }
+
+    #[inline(always)]
+    fn pairs(pairs: [u32; 4]) -> [u32; 4] {
+        pairs
+    }
+
+    #[inline(always)]
+    fn smaller(a: u32, b: u32) -> u32 {
+        <E as Element>::smaller(a, b)
+    }
+
+    #[inline(always)]
+    fn larger(a: u32, b: u32) -> u32 {
+        <E as Element>::larger(a, b)
+    }
+
+    #[inline(always)]
+    fn widen_pairs(pairs: [u32; 4]) -> [f32; 8] {
         let mut numbers = [0.0; 8];
         for i in 0..8 {
             numbers[i] = <E as Element>::widen((pairs[i / 2] >> (16 * (i % 2))) as u16);
@@ -155,7 +187,8 @@ impl<E: Element> Source for E {
 #[inline(always)]
 fn largest_of_pairs<E: Element>(pairs: [u32; 4]) -> f32 {
     let [a, b, c, d] = pairs.map(|pair| pair & 0x7fff_7fff);
-    let pair = E::larger(E::larger(a, b), E::larger(c, d));
+    let larger = <E as Element>::larger;
+    let pair = larger(larger(a, b), larger(c, d));
     let [low, high] = [pair as u16, (pair >> 16) as u16].map(<E as Element>::widen);
     // 0 if all are NaN.
     0.0_f32.max(low).max(high)
@@ -191,12 +224,35 @@ impl Source for E4m3 {
 
     #[inline(always)]
     fn widen(words: [u32; 2]) -> [f32; 8] {
+        Self::widen_pairs(Self::pairs(words))
+    }
+
+    #[inline(always)]
+    fn pairs(words: [u32; 2]) -> [u32; 4] {
+        let mut pairs = [0; 4];
+        for i in 0..4 {
+            pairs[i] = convert::f16_of_e4m3((words[i / 2] >> (16 * (i % 2))) as u16);
+        }
+        pairs
+    }
+
+    #[inline(always)]
+    fn widen_pairs(pairs: [u32; 4]) -> [f32; 8] {
         let mut numbers = [0.0; 8];
         for i in 0..4 {
-            let pair = convert::f16_of_e4m3((words[i / 2] >> (16 * (i % 2))) as u16);
-            [numbers[2 * i], numbers[2 * i + 1]] = half::widen(pair);
+            [numbers[2 * i], numbers[2 * i + 1]] = half::widen(pairs[i]);
         }
         numbers
+    }
+
+    #[inline(always)]
+    fn smaller(a: u32, b: u32) -> u32 {
+        half::min(a, b)
+    }
+
+    #[inline(always)]
+    fn larger(a: u32, b: u32) -> u32 {
+        half::max(a, b)
     }
 
     /// There is no infinity.

@@ -30,7 +30,7 @@ mod wide;
 
 pub use decode::{decode, decode_e4m3};
 pub use fp8::fp8;
-pub use fp8::outer::{OneLevel, Singles, UpperHalves};
+pub use fp8::outer::{OneLevel, TwoLevels};
 pub use latent::latent;
 pub use sm80::sm80;
 pub use sm90::{Unwatched, Watch, sm90};

@@ -13,10 +13,10 @@ use crate::attention::forward::sm90::tile::Tile;
 use crate::attention::options::score::Score;
 use crate::attention::workload::heads::Heads;
 use crate::layout::fp8::Fp8Memory;
-use crate::ptx::{global, mbarrier, special};
-use crate::tile::fp8::{Scores, Sums};
+use crate::ptx::{mbarrier, shared, special};
+use crate::tile::fp8::Products;
 use crate::tile::registers::{again, opaque};
-use crate::tile::{Accumulator, HalfAccumulator, Operand, Ring};
+use crate::tile::{HalfAccumulator, Operand, Ring};
 use core::marker::PhantomData;
 
 /// Computes the warpgroup's rows of the block's tiles.
@@ -26,7 +26,7 @@ use core::marker::PhantomData;
 #[inline(always)]
 pub unsafe fn consume<
     K: Kernel,
-    U: Outer,
+    U: Outer<OT>,
     const OT: usize,
     const NT: usize,
     const PT: usize,
@@ -38,8 +38,8 @@ pub unsafe fn consume<
     memory: Fp8Memory,
     warpgroup: u32,
 ) where
-    [HalfAccumulator; NT]: Scores,
-    [Accumulator; OT]: Sums,
+    [HalfAccumulator; NT]: Products,
+    [HalfAccumulator; OT]: Products,
 {
     let params = &launch.forward;
     let mut q = Ring::<NQ>(warpgroup);
@@ -66,7 +66,7 @@ pub unsafe fn consume<
             let warpgroup = q.0 % K::WARPGROUPS;
             let part = Part::<K>::new(params, job, warpgroup * ROWS);
             let score = K::Score::new(params, part.work.sequence.batch, part.work.heads.first());
-            let factors = factors(launch, &part);
+            let factors = factors::<K>(launch, memory.row_scales(slot));
             let place = memory.job(slot);
             let (tile, walk) = Tile::<K>::new(params, place, [0, warpgroup], job, &part, score);
 
@@ -76,9 +76,7 @@ pub unsafe fn consume<
                 j = opaque(j - 1);
                 consumer.pass();
             }
-            let outer = memory.outer(warpgroup, U::BYTES) + 16 * (K::thread() % 128);
-            let outer = U::new(outer, OT as u32);
-            let mut rows = Rows::<U, OT, NT, PT>::new(Softmax::new(factors), outer);
+            let mut rows = Rows::<U, OT, NT, PT>::new(Softmax::new(factors));
             if walk.sees(j) {
                 let mut runs = tile.runs(&part, walk.own_start(), j);
                 j -= 1;
@@ -110,34 +108,32 @@ pub unsafe fn consume<
                     rows.finish(&mut consumer);
                 }
             }
-            // Held over the loop, it spills 48 to 148 bytes.
-            job = again(|| Job::load(memory.job(slot)));
-            mbarrier::arrive(memory.q_full(slot) + 8);
             while walk.passes_last(j) {
                 j = opaque(j - 1);
                 consumer.pass();
             }
+            // The columns came with the tile's last slot, and what is wrong with its blocks.
+            let last = Ring::<NQ>(q.0 - warpgroup + K::WARPGROUPS - 1);
+            last.wait(memory.q_full(last.stage()));
+            // Held over the loop, it spills 48 to 148 bytes.
+            job = again(|| Job::load(memory.job(slot)));
+            store::<K, U, OT, _, _>(launch, memory, slot, job, rows);
+            mbarrier::arrive(memory.q_full(slot) + 8);
             q = Ring(q.0 + K::WARPGROUPS);
-            store::<K, U, OT>(launch, job, rows.o, rows.outer, rows.softmax);
             job = next_job(q);
         }
     }
 }
 
-/// The factors of the scores of a lane's two rows, but for the scale of the keys: the softmax scale in base 2, times the scale of q.
+/// The factors of the scores of a lane's two rows, but for the scale of the keys: the softmax scale in base 2, times the scale of q, which
+/// is one of 64.
 ///
 /// # Safety
-/// The conditions of [`fp8`](super::fp8).
+/// The conditions of [`fp8`](super::fp8), with the scales landed.
 #[inline(always)]
-unsafe fn factors<K: Kernel>(launch: &Fp8Params, part: &Part<K>) -> [f32; 2] {
-    let params = &launch.forward;
-    let scale = SoftmaxScale::new(params.scale);
-    let rows = part.work.row_count::<K::Score>() as i32;
-    let first = part.first + (K::warp_row() + special::lane() / 4) as i32;
-    [first, first + 8].map(|row| {
-        let row = row.min(rows - 1).max(0) as u32;
-        let place = part.work.lse(params, row) - params.lse;
-        // SAFETY: q has a scale for each row.
-        scale.log2 * unsafe { global::load_f32(launch.q_scales + place) }
-    })
+unsafe fn factors<K: Kernel>(launch: &Fp8Params, scales: u32) -> [f32; 2] {
+    let scale = SoftmaxScale::new(launch.forward.scale);
+    let first = scales + 4 * (K::warp_row() + special::lane() / 4);
+    // SAFETY: the caller's promise.
+    [first, first + 4 * 8].map(|place| scale.log2 * unsafe { shared::load_f32(place) })
 }

@@ -6,12 +6,12 @@
 //! ```text
 //! S = Q K^T     in f16, half the registers; no sum passes 32768
 //! P = 2^(c S - m + 4)    in pairs of f16, relative to the maximum so far; at most 448 fits e4m3
-//! O += P V      in f32; V is transposed, its keys in the order of P's registers
+//! O += P V      in f16, too; V is transposed, its keys in the order of P's registers
 //! ```
 //!
 //! Where O leaves room, `P V` of a block and `Q K^T` of the next one are issued together: a warpgroup waits once for both, and the others
-//! fill the tensor cores during its softmax. Where O takes half of the registers there are two warpgroups, and `P V` of a whole block runs
-//! during the softmax of the next one.
+//! fill the tensor cores during its softmax. At D = 256 there are two warpgroups, and `P V` of a whole block runs during the softmax of the
+//! next one.
 //!
 //! # Scales
 //! A row of q has a scale, a block of 128 keys has one, and so has a column of v. All are powers of two: an f16 factor of S then has
@@ -20,7 +20,8 @@
 //!
 //! The tensor cores cut the sums of e4m3 towards zero (DeepSeek-V3's report, arXiv 2412.19437): O would shrink where V has one sign. So the
 //! mean of each column is taken out of V before it is rounded, and added to O. Values that are e4m3 before the call keep it: there O is summed in
-//! two [levels](outer).
+//! two [levels](outer). Sums in f16 are cut alike, and then rounded: f32 keeps no more of them, and takes twice the registers and their ports.
+//! Probabilities of long rows become [smaller](softmax::Softmax::rise), so that no sum passes 65504.
 //!
 //! Rounded values have 0 in the place of an infinity or a NaN, so that rows which do not see such a key are right. At the end a row has
 //! NaN in the columns where it sees one: a block of 128 keys has a bit for each value, if some are not finite.
@@ -30,19 +31,22 @@
 //! of kernels of their own. A sink has no value, whose mean would be added: a row's sum takes it in at the end.
 //!
 //! # Budget
-//! Of a multiprocessor, for a step of 192 rows and 128 keys at D = 128:
+//! Of a multiprocessor, for a step of 256 rows and 128 keys at D = 128:
 //!
 //! | | clocks |
 //! |---|---|
-//! | tensor cores: 2 x 192 x 128 x 128 products, 4096 a clock | 1536 |
-//! | exponentials: 192 x 128, 16 a clock | 1536 |
-//! | shared memory: K and V for each warpgroup, 128 bytes a clock | 768 |
+//! | tensor cores: 2 x 256 x 128 x 128 products, 4096 a clock | 2048 |
+//! | exponentials: 256 x 128, 16 a clock | 2048 |
+//! | shared memory: K, V and Q for each warpgroup, 128 bytes a clock | 1280 |
 //!
-//! The register file is the bound: sums of the tensor cores go through it. Two warpgroups' softmax takes 1149 clocks, and 1447 beside
-//! a third one that multiplies all the time (docs/diary.md, "what bounds FP8"). That is 2170 for a step of three; the kernel takes 2150.
+//! The register file is the next bound: sums of the tensor cores go through it. The softmax of two warpgroups takes 1149 clocks alone, 1241 beside
+//! products with sums in f16, and 1603 beside those in f32 (docs/diary.md, "what bounds FP8").
 //!
-//! Registers of a consumer at D = 128: O 64, S 32, P 16, Q 16, of 160. At D = 64 exponentials take twice as long as products: there are four
-//! warpgroups of 112 registers (O 32, S 32, P 16), and polynomials for one exponential in four.
+//! Registers of a consumer at D = 128: O 32, S 32, P 16, of 112, for four warpgroups. At D = 64 O takes 16, and Q has 8. There exponentials take
+//! twice as long as products, and one in four is a polynomial. Outer sums take as many as O: with them there are three warpgroups at 128.
+//!
+//! What belongs to a tile comes with Q: scales of rows, scales and means of columns, and whether values are not finite. So the epilogue waits for
+//! no load.
 //!
 //! | module | what it holds |
 //! |---|---|
@@ -74,8 +78,8 @@ use crate::attention::options::score::Score;
 use crate::attention::workload::heads::Heads;
 use crate::layout::fp8::Fp8Memory;
 use crate::ptx::{barrier, mbarrier, setmaxnreg, shared, shuffle};
-use crate::tile::fp8::{Scores, Sums};
-use crate::tile::{Accumulator, Element, HalfAccumulator};
+use crate::tile::fp8::Products;
+use crate::tile::{Element, HalfAccumulator};
 use consume::consume;
 use outer::Outer;
 use produce::produce;
@@ -98,7 +102,7 @@ pub unsafe fn fp8<
     M: Mask,
     H: Heads,
     C: Score,
-    U: Outer,
+    U: Outer<OT>,
     const W: u32,
     const DT: usize,
     const OT: usize,
@@ -113,8 +117,8 @@ pub unsafe fn fp8<
     params: &Fp8Params,
     maps: u64,
 ) where
-    [HalfAccumulator; NT]: Scores,
-    [Accumulator; OT]: Sums,
+    [HalfAccumulator; NT]: Products,
+    [HalfAccumulator; OT]: Products,
 {
     const { assert!(OT == DT && 2 * PT == NT && (QT == 0 || 2 * QT == DT)) }
     // SAFETY: the caller's promise.
@@ -141,7 +145,7 @@ pub unsafe fn fp8<
 #[inline(always)]
 unsafe fn run<
     K: Kernel,
-    U: Outer,
+    U: Outer<OT>,
     const OT: usize,
     const NT: usize,
     const PT: usize,
@@ -154,11 +158,10 @@ unsafe fn run<
     params: &Fp8Params,
     maps: u64,
 ) where
-    [HalfAccumulator; NT]: Scores,
-    [Accumulator; OT]: Sums,
+    [HalfAccumulator; NT]: Products,
+    [HalfAccumulator; OT]: Products,
 {
-    let outer_bytes = K::BR * K::D * U::BYTES;
-    let memory = Fp8Memory::new(shared::base(), [NQ, K::BC, K::D, S], outer_bytes);
+    let memory = Fp8Memory::new(shared::base(), [NQ, K::BC, K::D, S, NQ / K::WARPGROUPS]);
     // SAFETY: all threads of the block reach the barrier; then each warpgroup has its role.
     unsafe {
         let thread = K::thread();

@@ -7,7 +7,7 @@ use crate::attention::forward::sm90::kernel::Kernel;
 use crate::attention::forward::sm90::produce::{load_panels, next_tile};
 use crate::attention::workload::heads::Heads;
 use crate::layout::fp8::{Fp8Memory, PAIR};
-use crate::ptx::{barrier, global, mbarrier, shared, special};
+use crate::ptx::{barrier, bulk, global, mbarrier, shared, special};
 use crate::tile::Ring;
 use crate::tile::registers::opaque;
 
@@ -34,16 +34,17 @@ pub unsafe fn produce<K: Kernel, const NQ: u32, const S: u32>(
             // Opaque counters: loops stay loops, 8 to 72 instructions fewer each.
             let mut warpgroup = 0;
             while warpgroup < K::WARPGROUPS {
-                producer.load_q::<K, NQ>(q, warpgroup, job, &part);
+                producer.load_q::<K, NQ>(params, q, warpgroup, job, &part);
                 q = q.next();
                 warpgroup = opaque(warpgroup + 1);
             }
             let seen = part.blocks(K::BR);
-            let key_scales = key_scales(params, &part);
+            let last_slot = Ring::<NQ>(q.0 - 1).stage();
+            let mut blocks = Blocks::new(params, &part, memory.wrong(last_slot));
             let mut j = seen.end;
             while j > seen.start {
                 j = opaque(j - 1);
-                producer.load_keys::<K, S>(place, j * K::BC, &part, key_scales);
+                producer.load_keys::<K, S>(place, j * K::BC, &part, &mut blocks);
                 place = place.next();
             }
             tile = next_tile(params.counter, params.tiles, tile);
@@ -61,11 +62,28 @@ pub unsafe fn produce<K: Kernel, const NQ: u32, const S: u32>(
     }
 }
 
-/// Address of the scales of the keys of the part's head.
-#[inline(always)]
-fn key_scales<K: Kernel>(params: &Fp8Params, part: &Part<K>) -> u64 {
-    let head = kv_head_index(params, part);
-    params.key_scales + 4 * u64::from(head) * u64::from(params.blocks)
+/// What blocks of 128 keys of a part's head have.
+struct Blocks {
+    /// Address of their scales.
+    scales: u64,
+    /// Address of whether values are not finite.
+    wrong: u64,
+    /// Whether some of the loaded blocks are not, and the shared address of that.
+    is_wrong: u32,
+    place: u32,
+}
+
+impl Blocks {
+    #[inline(always)]
+    fn new<K: Kernel>(params: &Fp8Params, part: &Part<K>, place: u32) -> Self {
+        let first = 4 * u64::from(kv_head_index(params, part)) * u64::from(params.blocks);
+        Blocks {
+            scales: params.key_scales + first,
+            wrong: params.wrong_blocks + first,
+            is_wrong: 0,
+            place,
+        }
+    }
 }
 
 /// The number of the part's key/value head among those of all batch entries.
@@ -92,45 +110,72 @@ impl Producer {
         unsafe { job.give(q, full, place) }
     }
 
-    /// Q of a warpgroup, and its job.
+    /// Q of a warpgroup, the scales of its rows, and its job; with the last one of a tile the columns of V.
     #[inline(always)]
     unsafe fn load_q<K: Kernel, const NQ: u32>(
         &self,
+        params: &Fp8Params,
         q: Ring<NQ>,
         warpgroup: u32,
         job: Job,
         part: &Part<K>,
     ) {
-        let (slot, full) = (q.stage(), self.memory.q_full(q.stage()));
-        let row = part.first + (warpgroup * ROWS) as i32;
-        let place = (row, part.work.heads.first(), part.work.sequence.batch);
-        // SAFETY: the caller's promise.
+        let (memory, slot) = (self.memory, q.stage());
+        let full = memory.q_full(slot);
+        let first = part.first + (warpgroup * ROWS) as i32;
+        let place = (first, part.work.heads.first(), part.work.sequence.batch);
+        let last = part.work.row_count::<K::Score>() as i32 - 1;
+        // SAFETY: the caller's promise; q has a scale for each row. Every lane writes two, before one may arrive. Who has the last slot of
+        // a tile has all, so that nobody reads the columns of the one before.
         unsafe {
+            let scales = [0, 32].map(|skip| {
+                let row = first + (special::lane() + skip) as i32;
+                let row = row.min(last).max(0) as u32;
+                let place = part.work.lse(&params.forward, row) - params.forward.lse;
+                global::load_f32(params.q_scales + place)
+            });
             self.give_job(q, job);
-            mbarrier::arrive_expect_once(full, self.memory.q_bytes());
-            let to = self.memory.q(slot);
-            load_panels(to, self.maps, full, [0, K::D / PAIR], place);
+            let is_last = warpgroup == K::WARPGROUPS - 1;
+            if is_last && special::lane() == 0 {
+                shared::store_u32(memory.wrong(slot), 0);
+            }
+            for i in 0..2 {
+                let to = memory.row_scales(slot) + 4 * (special::lane() + 32 * i as u32);
+                shared::store_f32(to, scales[i]);
+            }
+            barrier::warp();
+            let column_bytes = if is_last { 8 * params.forward.dim } else { 0 };
+            mbarrier::arrive_expect_once(full, memory.q_bytes() + column_bytes);
+            if is_last {
+                let head = kv_head_index(params, part);
+                let from = params.columns + u64::from(head) * u64::from(column_bytes);
+                bulk::load_once(memory.columns(slot), from, column_bytes, full);
+            }
+            load_panels(memory.q(slot), self.maps, full, [0, K::D / PAIR], place);
         }
     }
 
-    /// K and V of the block from `key` on, and the scale of its keys.
+    /// K and V of the block from `key` on, the scale of its keys, and whether values are not finite.
     #[inline(always)]
     unsafe fn load_keys<K: Kernel, const S: u32>(
         &self,
         place: Ring<S>,
         key: u32,
         part: &Part<K>,
-        key_scales: u64,
+        blocks: &mut Blocks,
     ) {
         let (memory, stage) = (self.memory, place.stage());
         let full = memory.full(stage);
         let (head, entry) = (part.work.heads.kv_head(), part.work.sequence.batch);
         // SAFETY: the caller's promise. One lane writes the scale, before another one may arrive.
         unsafe {
-            let scale = global::load_f32(key_scales + 4 * u64::from(key / FP8_BLOCK));
+            let block = 4 * u64::from(key / FP8_BLOCK);
+            let scale = global::load_f32(blocks.scales + block);
+            blocks.is_wrong |= global::load_u32(blocks.wrong + block);
             place.acquire(full);
             if special::lane() == 0 {
                 shared::store_f32(memory.key_scale(stage), scale);
+                shared::store_u32(blocks.place, blocks.is_wrong);
             }
             barrier::warp();
             mbarrier::arrive_expect_once(full, memory.stage_bytes());

@@ -1,7 +1,10 @@
 //! Line 9 of Algorithm 1 in FP8: scores of f16 become probabilities of e4m3.
 //!
-//! A row's largest probability is to be `2^4`: e4m3 holds up to 448, so that scores may exceed the maximum so far by 4.8 before it has to
+//! A row's largest probability is to be `2^4`, which e4m3 does not round: scores may exceed the maximum so far a little before it has to
 //! follow, and what is 2^14 times smaller than the largest vanishes.
+//!
+//! O is summed in f16, up to 65504: values are below 2^[`VALUES_LOG2`](crate::layout::fp8::VALUES_LOG2), so that sums of probabilities may
+//! come to 32752. Where that of a row nears it, its reference [rises](Softmax::rise) by 1, which halves its probabilities.
 
 use super::polynomial;
 use crate::ptx::{convert, half, math, shuffle, vote};
@@ -11,11 +14,18 @@ use core::hint::cold_path;
 /// The base-2 logarithm of a row's largest probability.
 const LARGEST_LOG2: f32 = 4.0;
 
-/// The base-2 logarithm of the largest number of e4m3, rounded down.
-const MOST_LOG2: f32 = 8.75;
-
-/// What carries into the sign of an f16 above 448, the largest number of e4m3.
+/// What carries into the sign of an f16 above 448, the largest number of e4m3, which sums of eight probabilities may be: 16 of a row come to at
+/// most 7168.
 const ABOVE_MOST: u32 = 0x20ff_20ff;
+
+/// What a lane's part of a row's sum may be before such a block: with it four lanes come to at most 32752.
+const MOST_SUM: f32 = 6396.0;
+
+/// The base-2 logarithm of what a probability may be in a block whose sums are not looked at: 128 of them come to at most 16384.
+const MOST_LOG2: f32 = 7.0;
+
+/// [`MOST_SUM`] before a block whose sums are not looked at.
+const MOST_SUM_IN_PLACE: f32 = 4092.0;
 
 /// The largest reference that pairs of f16 subtract exactly enough: half a unit in its last place is then at most 1.
 const FAR: f32 = 2048.0;
@@ -32,8 +42,8 @@ const LOWEST: u32 = 0xfc00_fc00;
 /// Running maximum and sum of the two rows of a lane.
 #[derive(Clone, Copy)]
 pub struct Softmax {
-    /// What is subtracted from scores in base 2: the maximum less [`LARGEST_LOG2`], rounded unless it is far from 0, so that it and [`OFFSET`](polynomial::OFFSET) less it are numbers of f16. -inf before
-    /// the first key.
+    /// What is subtracted from scores in base 2: the maximum less [`LARGEST_LOG2`], or more, rounded unless it is far from 0, so that it and
+    /// [`OFFSET`](polynomial::OFFSET) less it are numbers of f16. -inf before the first key.
     pub reference: [f32; 2],
     /// The lane's part of the sum of `2^(c s - reference)`.
     pub sum: [f32; 2],
@@ -257,7 +267,40 @@ impl Softmax {
         let [low, high] = half::widen(largest_of(s, r));
         // SAFETY: the caller's promise.
         let largest = unsafe { shuffle::reduce::<4>(low.max(high), f32::max) };
-        let mut reference = self.reference[r].max(math::fma(largest, factor, -LARGEST_LOG2));
+        let of_block = math::fma(largest, factor, -LARGEST_LOG2);
+        self.refer(r, self.reference[r].max(of_block))
+    }
+
+    /// Lets references of rows rise whose sums have become large, before a block, which is taken in place or not. Gives the factors of the rows
+    /// of O, if some rise.
+    ///
+    /// # Safety
+    /// Every lane of the warp makes the same call.
+    #[inline(always)]
+    pub unsafe fn rise(&mut self, in_place: bool) -> Option<[f32; 2]> {
+        let most_sum = match in_place {
+            true => MOST_SUM_IN_PLACE,
+            false => MOST_SUM,
+        };
+        // SAFETY: the caller's promise.
+        unsafe {
+            if !vote::any(self.sum[0].max(self.sum[1]) > most_sum) {
+                return None;
+            }
+            cold_path();
+            let mut changes = [1.0; 2];
+            for r in 0..2 {
+                let most = shuffle::reduce::<4>(self.sum[r], f32::max);
+                let rise = if most > most_sum { 1.0 } else { 0.0 };
+                changes[r] = self.refer(r, self.reference[r] + rise);
+            }
+            Some(changes)
+        }
+    }
+
+    /// Makes a row's probabilities relative to a reference, rounded. Gives the factor of the row of O, which its sum has.
+    #[inline(always)]
+    fn refer(&mut self, r: usize, mut reference: f32) -> f32 {
         if reference.abs() <= FAR {
             // Less the offset it is a number of f16, too.
             let upper = polynomial::OFFSET - rounded_to_f16(reference);

@@ -1,6 +1,6 @@
 //! A step of Algorithm 1: a warpgroup's rows and one block of keys.
 
-use super::outer::{INNER_KEYS, Outer};
+use super::outer::Outer;
 use super::softcap::cap;
 use super::softmax::{Softmax, to_operands};
 use crate::attention::forward::sm90::kernel::Kernel;
@@ -10,10 +10,9 @@ use crate::attention::options::score::Score;
 use crate::layout::fp8::Fp8Memory;
 use crate::layout::{element, fragment};
 use crate::ptx::{barrier, ldmatrix, shared, special, switch};
-use crate::tile::fp8::{self, Scores, Sums};
+use crate::tile::fp8::{self, Products};
 use crate::tile::registers::opaque;
-use crate::tile::whole::scale_rows;
-use crate::tile::{Accumulator, HalfAccumulator, Operand, Ring, wgmma};
+use crate::tile::{HalfAccumulator, Operand, Ring, wgmma};
 use core::hint::cold_path;
 use core::marker::PhantomData;
 
@@ -69,17 +68,17 @@ pub struct Rows<U, const OT: usize, const NT: usize, const PT: usize> {
     /// m and l.
     pub softmax: Softmax,
     /// O, but for the scale and the mean of V.
-    pub o: [Accumulator; OT],
+    pub o: [HalfAccumulator; OT],
     /// What is summed outside of `o`.
     pub outer: U,
     s: [HalfAccumulator; NT],
     p: [Operand; PT],
 }
 
-impl<U: Outer, const OT: usize, const NT: usize, const PT: usize> Rows<U, OT, NT, PT>
+impl<U: Outer<OT>, const OT: usize, const NT: usize, const PT: usize> Rows<U, OT, NT, PT>
 where
-    [HalfAccumulator; NT]: Scores,
-    [Accumulator; OT]: Sums,
+    [HalfAccumulator; NT]: Products,
+    [HalfAccumulator; OT]: Products,
 {
     /// Whether `P V` of a whole block runs during the softmax of the next one: where O takes half of the registers, two warpgroups
     /// do not fill the tensor cores otherwise.
@@ -93,11 +92,11 @@ where
 
     /// Line 5: before the first block.
     #[inline(always)]
-    pub fn new(softmax: Softmax, outer: U) -> Self {
+    pub fn new(softmax: Softmax) -> Self {
         Rows {
             softmax,
-            o: [Accumulator::ZERO; OT],
-            outer,
+            o: [HalfAccumulator([0; 4]); OT],
+            outer: U::ZERO,
             s: [HalfAccumulator([0; 4]); NT],
             p: [Operand::ZERO; PT],
         }
@@ -130,6 +129,11 @@ where
             consumer.issue_scores(&mut self.s);
             let scale = shared::load_f32(consumer.memory.key_scale(block.stage()));
             let mut factors = self.softmax.factors(scale);
+            // While products are under way.
+            let rises = match B::IS_FIRST {
+                true => None,
+                false => self.softmax.rise(is_late),
+            };
             if has_late {
                 consumer.issue_product(before, &mut self.o, &self.p);
                 wgmma::wait::<1>();
@@ -149,6 +153,7 @@ where
                 if has_late {
                     consumer.settle(before, &mut self.o);
                 }
+                self.scale_o(rises);
                 self.scale_o(changes);
                 self.p = to_operands(&self.s);
             } else {
@@ -165,6 +170,7 @@ where
                     }
                 };
                 if !B::IS_FIRST {
+                    self.scale_o(rises);
                     self.scale_o(changes);
                 }
                 self.p = p;
@@ -194,20 +200,18 @@ where
     fn scale_o(&mut self, factors: Option<[f32; 2]>) {
         if let Some(factors) = factors {
             cold_path();
-            scale_rows(&mut self.o, factors);
+            for tile in &mut self.o {
+                tile.scale_rows(factors);
+            }
             self.outer.scale(factors);
         }
     }
 
     /// Adds O to its outer sums, once for so many keys, behind the step of block `j`.
-    ///
-    /// # Safety
-    /// The conditions of [`step`](Self::step).
     #[inline(always)]
-    pub unsafe fn sum_outside<K: Kernel>(&mut self, j: u32) {
-        if U::BYTES > 0 && j.is_multiple_of(INNER_KEYS / K::BC) {
-            // SAFETY: the caller's promise: no product is under way between steps.
-            unsafe { self.outer.take(&mut self.o) }
+    pub fn sum_outside<K: Kernel>(&mut self, j: u32) {
+        if U::KEYS > 0 && j.is_multiple_of(U::KEYS / K::BC) {
+            self.outer.take(&mut self.o);
         }
     }
 
@@ -266,7 +270,7 @@ impl<K: Kernel, const QT: usize, const S: u32> Consumer<K, QT, S> {
     #[inline(always)]
     unsafe fn issue_scores<const NT: usize>(&self, s: &mut [HalfAccumulator; NT])
     where
-        [HalfAccumulator; NT]: Scores,
+        [HalfAccumulator; NT]: Products,
     {
         let k = self.memory.k(self.block.stage());
         // SAFETY: the caller's promise.
@@ -293,18 +297,18 @@ impl<K: Kernel, const QT: usize, const S: u32> Consumer<K, QT, S> {
     unsafe fn issue_product<const OT: usize, const PT: usize>(
         &self,
         block: Ring<S>,
-        o: &mut [Accumulator; OT],
+        o: &mut [HalfAccumulator; OT],
         p: &[Operand; PT],
     ) where
-        [Accumulator; OT]: Sums,
+        [HalfAccumulator; OT]: Products,
     {
         let v = self.memory.v(block.stage());
         // SAFETY: the caller's promise. V landed with K, whose scores are there.
         unsafe {
-            wgmma::pin(o);
+            fp8::pin(o);
             wgmma::fence();
             for pt in 0..PT {
-                o.operand_rows(p[pt], v.rows(0).skip(v.to_columns(pt as u32)));
+                o.operand_rows(p[pt], v.rows(0).skip(v.to_columns(pt as u32)), true);
             }
             wgmma::commit();
         }
@@ -312,11 +316,11 @@ impl<K: Kernel, const QT: usize, const S: u32> Consumer<K, QT, S> {
 
     /// Waits for the product of a block, and gives its stage back.
     #[inline(always)]
-    unsafe fn settle<const OT: usize>(&self, block: Ring<S>, o: &mut [Accumulator; OT]) {
+    unsafe fn settle<const OT: usize>(&self, block: Ring<S>, o: &mut [HalfAccumulator; OT]) {
         // SAFETY: the caller's promise.
         unsafe {
             wgmma::wait::<0>();
-            wgmma::pin(o);
+            fp8::pin(o);
             // All lanes have read the block's scale.
             barrier::warp();
             block.release(self.memory.full(block.stage()));

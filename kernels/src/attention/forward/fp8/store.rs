@@ -1,63 +1,47 @@
 //! After the loop over blocks of keys: a warp stores O and lse of its rows.
 
 use super::outer::Outer;
-use super::produce::kv_head_index;
-use super::softmax::Softmax;
 use super::spoil::spoil;
+use super::step::Rows;
 use crate::abi::Fp8Params;
 use crate::attention::forward::sm90::job::{Job, Part};
 use crate::attention::forward::sm90::kernel::Kernel;
-use crate::attention::forward::sm90::store::store_rows;
+use crate::attention::forward::sm90::store::{Tiles, store_whole_rows};
 use crate::attention::options::score::Score;
 use crate::attention::workload::heads::Heads;
 use crate::attention::{self, SoftmaxScale, Total};
-use crate::layout::rows::Rows;
-use crate::ptx::{global, math, shuffle, special, switch};
-use crate::tile::Accumulator;
+use crate::layout::fp8::Fp8Memory;
+use crate::layout::rows::Rows as _;
+use crate::ptx::{barrier, global, math, shared, shuffle, special, switch, vote};
 use crate::tile::registers::{again, fence, opaque};
-use crate::tile::whole::scale_rows;
+use crate::tile::{Accumulator, HalfAccumulator};
+use core::hint::cold_path;
 
 /// Lines 12 to 15 for the warp's 16 rows. V has its scale and its mean again, and sums take in the sink. Rows that see a value which is not
 /// finite have NaN.
 ///
 /// # Safety
-/// The conditions of [`fp8`](super::fp8); every lane of the warp makes the same call, after its last product.
+/// The conditions of [`fp8`](super::fp8); every lane of the warp makes the same call, after its last product, with the columns landed.
 #[inline(always)]
-pub unsafe fn store<K: Kernel, U: Outer, const OT: usize>(
+pub unsafe fn store<K: Kernel, U: Outer<OT>, const OT: usize, const NT: usize, const PT: usize>(
     launch: &Fp8Params,
+    memory: Fp8Memory,
+    slot: u32,
     job: Job,
-    mut o: [Accumulator; OT],
-    outer: U,
-    softmax: Softmax,
+    rows: Rows<U, OT, NT, PT>,
 ) {
+    let Rows {
+        o, outer, softmax, ..
+    } = rows;
     let params = &launch.forward;
     // Held over the loop, it spills 16 to 112 bytes.
     let part = again(|| Part::<K>::new(params, job, K::tile_row()));
     let lane = special::lane();
-    let kv_head = kv_head_index(launch, &part);
-    let columns = u64::from(kv_head) * u64::from(params.dim);
     // SAFETY: the caller's promise.
     unsafe {
-        spoil(launch, &part, kv_head, &mut o);
         let totals = softmax
             .sum
             .map(|sum| shuffle::reduce::<4>(sum, |a, b| a + b));
-        for dt in 0..OT {
-            outer.add_to(&mut o[dt], dt);
-            for half in 0..2 {
-                let column = 16 * dt as u32 + 8 * half as u32 + 2 * (lane % 4);
-                let mut two = [0.0; 4];
-                if column < params.dim {
-                    let column = columns + u64::from(column);
-                    two = global::load_f32x4(launch.columns + 8 * column);
-                }
-                for i in 0..4 {
-                    let (scale, mean) = (two[2 * (i % 2)], two[2 * (i % 2) + 1]);
-                    let o = &mut o[dt].0[4 * half + i];
-                    *o = math::fma(*o, scale, totals[i / 2] * mean);
-                }
-            }
-        }
         let mut sums = attention::Softmax::<1>::new(SoftmaxScale::new(params.scale));
         let split = part.work.keys(params);
         let sink = K::Score::sink(params, split, part.work.heads.first());
@@ -71,15 +55,66 @@ pub unsafe fn store<K: Kernel, U: Outer, const OT: usize>(
             changes[r] = change;
             sums.resume(0, r, total);
         }
-        if !K::Score::SCALED {
-            scale_rows(&mut o, changes);
-        }
+        let results = Results {
+            o: &o,
+            outer: &outer,
+            columns: memory.columns(slot) + 8 * 2 * (lane % 4),
+            left: params.dim as i32 - 2 * (lane % 4) as i32,
+            totals: [totals[0] * changes[0], totals[1] * changes[1]],
+            changes,
+        };
+        let [totals] = sums.totals();
         if switch::f32_output() {
-            store_f32_rows(launch, &part, opaque(lane), &o, &sums);
+            store_f32_rows::<K, OT>(launch, &part, opaque(lane), &results, totals);
         } else {
             let place = [part.first, 0];
-            store_rows::<K::Element, K::Score, _, OT>(params, &part.work, place, lane, o, &sums);
+            let work = &part.work;
+            store_whole_rows::<K::Element, K::Score, _, OT>(
+                params, work, place, lane, &results, totals,
+            );
         }
+        if vote::any(shared::load_u32(memory.wrong(slot)) != 0) {
+            cold_path();
+            barrier::warp();
+            spoil(launch, &part);
+        }
+    }
+}
+
+/// O with the scales and means of V.
+struct Results<'a, U, const OT: usize> {
+    o: &'a [HalfAccumulator; OT],
+    outer: &'a U,
+    /// Shared address of scale and mean of the lane's first column.
+    columns: u32,
+    /// Columns from that on.
+    left: i32,
+    /// Sums of the lane's two rows.
+    totals: [f32; 2],
+    /// What multiplies these rows.
+    changes: [f32; 2],
+}
+
+impl<U: Outer<OT>, const OT: usize> Tiles for Results<'_, U, OT> {
+    #[inline(always)]
+    fn tile(&self, dt: usize) -> Accumulator {
+        // SAFETY: every lane of the warp stores. Else the assembler computes all tiles ahead.
+        unsafe { fence() }
+        let mut tile = self.outer.with(self.o[dt], dt);
+        for half in 0..2 {
+            let column = (16 * dt + 8 * half) as u32;
+            let mut two = [0; 4];
+            if (column as i32) < self.left {
+                // SAFETY: the columns landed.
+                two = unsafe { shared::load_u32x4(self.columns + 8 * column) };
+            }
+            for i in 0..4 {
+                let [scale, mean] = [two[2 * (i % 2)], two[2 * (i % 2) + 1]].map(f32::from_bits);
+                let o = &mut tile.0[4 * half + i];
+                *o = math::fma(*o, scale * self.changes[i / 2], self.totals[i / 2] * mean);
+            }
+        }
+        tile
     }
 }
 
@@ -92,8 +127,8 @@ unsafe fn store_f32_rows<K: Kernel, const OT: usize>(
     launch: &Fp8Params,
     part: &Part<K>,
     lane: u32,
-    o: &[Accumulator; OT],
-    sums: &attention::Softmax<1>,
+    o: &impl Tiles,
+    totals: [Total; 2],
 ) {
     let (params, work) = (&launch.forward, &part.work);
     let (first_row, rows) = (
@@ -102,7 +137,6 @@ unsafe fn store_f32_rows<K: Kernel, const OT: usize>(
     );
     let to = work.q_rows(&params.o);
     let columns = opaque(launch.o_columns);
-    let [totals] = sums.totals();
     let finished = totals.map(Total::finish);
     let places = [0, 1].map(|r| {
         let row = part.first + (lane / 4 + 8 * r) as i32;
@@ -115,13 +149,12 @@ unsafe fn store_f32_rows<K: Kernel, const OT: usize>(
     unsafe {
         let aligned = opaque(params.o_aligned) != 0;
         for dt in 0..OT {
-            // Else the assembler multiplies all tiles ahead.
-            fence();
+            let tile = o.tile(dt).0;
             for r in 0..2 {
                 let (_, address, columns) = places[r];
                 for half in 0..2 {
                     let column = 16 * dt as u32 + 8 * half as u32 + 2 * (lane % 4);
-                    let (tile, i) = (o[dt].0, 4 * half + 2 * r);
+                    let i = 4 * half + 2 * r;
                     let pair = [tile[i] * finished[r].0, tile[i + 1] * finished[r].0];
                     store_pair(address, column, pair, columns, aligned);
                 }

@@ -167,7 +167,6 @@ pub unsafe fn store_rows<E: Element, C: Score, H: Heads, const OT: usize>(
     softmax: &Softmax<1>,
 ) {
     let (first_row, rows) = (work.first_row::<C>(), work.row_count::<C>() as i32);
-    let row_of = |r: usize| first + (lane / 4 + 8 * r as u32) as i32;
     // SAFETY: the caller's promise. Only this warp stores these rows; no branch on a row holds an instruction of a
     // warp.
     unsafe {
@@ -180,21 +179,57 @@ pub unsafe fn store_rows<E: Element, C: Score, H: Heads, const OT: usize>(
                 false => opaque(params.dim),
             };
             for r in 0..2 {
-                let row = row_of(r);
+                let row = first + (lane / 4 + 8 * r as u32) as i32;
                 if row >= first_row && row < rows {
                     let place = [row as u32, first_column as u32, dim];
                     store_partial_row::<C, _, _>(params, work, place, lane, &o, r, totals[r]);
                 }
             }
-            return;
+        } else {
+            let place = [first, first_column];
+            store_whole_rows::<E, C, H, OT>(params, work, place, lane, &o, totals);
         }
+    }
+}
+
+/// Tiles of O as they are stored, but for the sums that divide them. No closure: these are not always inlined.
+pub trait Tiles {
+    /// The tile of columns from `16 * dt` on.
+    fn tile(&self, dt: usize) -> Accumulator;
+}
+
+impl<const OT: usize> Tiles for [Accumulator; OT] {
+    #[inline(always)]
+    fn tile(&self, dt: usize) -> Accumulator {
+        self[dt]
+    }
+}
+
+/// [`store_rows`] of a call without splits.
+///
+/// # Safety
+/// The conditions of [`store_rows`].
+#[inline(always)]
+pub unsafe fn store_whole_rows<E: Element, C: Score, H: Heads, const OT: usize>(
+    params: &ForwardParams,
+    work: &WorkTile<H>,
+    [first, first_column]: [i32; 2],
+    lane: u32,
+    o: &impl Tiles,
+    totals: [Total; 2],
+) {
+    let (first_row, rows) = (work.first_row::<C>(), work.row_count::<C>() as i32);
+    // SAFETY: the caller's promise. Only this warp stores these rows; no branch on a row holds an instruction of a
+    // warp.
+    unsafe {
         let finished = totals.map(Total::finish);
         let mut chunks = [[[0; 4]; 2]; OT];
         for pair in 0..OT / 2 {
+            let tiles = [o.tile(2 * pair), o.tile(2 * pair + 1)];
             for r in 0..2 {
                 let mut pairs = [0; 4];
                 for i in 0..4 {
-                    let tile = o[2 * pair + i / 2].0;
+                    let tile = tiles[i / 2].0;
                     let (a, b) = (tile[4 * (i % 2) + 2 * r], tile[4 * (i % 2) + 2 * r + 1]);
                     pairs[i] = E::pack(a * finished[r].0, b * finished[r].0);
                 }
@@ -204,7 +239,7 @@ pub unsafe fn store_rows<E: Element, C: Score, H: Heads, const OT: usize>(
         let to = work.q_rows(&params.o);
         let first_column = first_column as u32;
         for r in 0..2 {
-            let row = row_of(r);
+            let row = first + (lane / 4 + 8 * r as u32) as i32;
             if row < first_row || row >= rows {
                 continue;
             }
