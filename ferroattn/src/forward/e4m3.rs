@@ -38,7 +38,8 @@ impl<'a> Attention<'a> {
     /// types, on GPUs, too, and lse is f32. The call is in [FP8](Self::fp8).
     ///
     /// Tensor cores cut sums of e4m3 towards zero, and these values keep their mean. So sums have two levels: o of 384 keys is added to
-    /// sums in f32, which bounds what it loses by 0.5 %.
+    /// outer sums, which bounds what it loses by 0.5 %. A power of two scales each column of v, so that numbers change that are 2^7 times smaller
+    /// than its largest.
     ///
     /// ```
     /// # fn main() -> ferroattn::Result<()> {
