@@ -47,6 +47,7 @@ pub fn tests() -> Vec<Test> {
                 .try_for_each(|dim| flat(device, dim))?;
             PASSED
         }),
+        Test::new("largest_sums", largest_sums),
         Test::new("outliers", |device| outliers(device, in_fp8)),
         Test::new("no_more_than_rounding", no_more_than_rounding),
         Test::new("rotated", |device| {
@@ -237,6 +238,47 @@ pub fn flat(device: &Device, dim: usize) -> Result<(), libtest_mimic::Failed> {
         .slice_mut(s![.., .., 2500.., ..])
         .mapv_inplace(|v| -v);
     case.run(device, &inputs).map(drop)
+}
+
+/// The largest sums that references leave: probabilities of 8.54, which e4m3 rounds up to 9, in as many blocks as that takes, and 54.4 in the
+/// last block, beside values that are rounded up to 2. Keys of no weight take the mean out of these.
+fn largest_sums(device: &Device) -> Outcome {
+    for (dim, blocks) in [
+        (64, 23),
+        (128, 22),
+        (128, 23),
+        (256, 14),
+        (256, 15),
+        (256, 23),
+    ] {
+        let case = in_fp8(Case {
+            seqlen_q: 64,
+            seqlen_kv: 128 * (2 * blocks + 2),
+            dim,
+            scale: Some(std::f32::consts::LN_2),
+            ..Case::default()
+        });
+        let mut inputs = case.inputs();
+        let (flat, last) = (128 * (blocks + 2), case.seqlen_kv - 1);
+        inputs.q.fill(0.0);
+        inputs.q.slice_mut(s![.., .., .., ..2]).fill(1.0);
+        inputs.k.fill(0.0);
+        // Scores of two parts, for e4m3 has no number between.
+        for (keys, parts) in [
+            (0..128, [1.75, 1.0 / 64.0]),
+            (128..flat, [-60.0, 0.0]),
+            (flat..last, [-0.875, -1.0 / 32.0]),
+        ] {
+            for (part, score) in parts.into_iter().enumerate() {
+                let of_keys = s![.., .., keys.clone(), part];
+                inputs.k.slice_mut(of_keys).fill(score);
+            }
+        }
+        inputs.v.fill(1.99);
+        inputs.v.slice_mut(s![.., .., 128..flat, ..]).fill(-1.99);
+        case.run(device, &inputs)?;
+    }
+    PASSED
 }
 
 /// Values that some rows do not see are infinite, NaN and huge; so are keys.

@@ -101,9 +101,9 @@ pub const MUTANTS: &[Mutant] = &[
     Mutant {
         what: "sums without a bound",
         kernel: MAIN,
-        pattern: "0f45C7E000",
+        pattern: "0f45B54000",
         which: All,
-        change: |line| line.replace("0f45C7E000", "0f7F800000"),
+        change: |line| line.replace("0f45B54000", "0f7F800000"),
     },
     Mutant {
         what: "a polynomial of hidden scores",

@@ -3,8 +3,9 @@
 //! A row's largest probability is to be `2^4`, which e4m3 does not round: scores may exceed the maximum so far a little before it has to
 //! follow, and what is 2^14 times smaller than the largest vanishes.
 //!
-//! O is summed in f16, up to 65504: values are below 2^[`VALUES_LOG2`](crate::layout::fp8::VALUES_LOG2), so that sums of probabilities may
-//! come to 32752. Where that of a row nears it, its reference [rises](Softmax::rise) by 1, which halves its probabilities.
+//! O is summed in f16, up to 65504. Values are 2 at most, for they are below 2^[`VALUES_LOG2`](crate::layout::fp8::VALUES_LOG2) before they are
+//! rounded, and e4m3 adds up to 1/17 to a probability: sums of probabilities may come to 30900. Where that of a row nears it, its reference
+//! [rises](Softmax::rise) by 1, which halves its probabilities.
 
 use super::polynomial;
 use crate::ptx::{convert, half, math, shuffle, vote};
@@ -18,13 +19,14 @@ const LARGEST_LOG2: f32 = 4.0;
 /// most 7168.
 const ABOVE_MOST: u32 = 0x20ff_20ff;
 
-/// What a lane's part of a row's sum may be before such a block: with it four lanes come to at most 32752.
-const MOST_SUM: f32 = 6396.0;
+/// What a lane's part of a row's sum may be before such a block: with it four lanes come to at most 30368.
+const MOST_SUM: f32 = 5800.0;
 
-/// The base-2 logarithm of what a probability may be in a block whose sums are not looked at: 128 of them come to at most 16384.
-const MOST_LOG2: f32 = 7.0;
+/// The base-2 logarithm of what a probability may be in a block whose sums are not looked at: 128 of them come to at most 13778, of which
+/// a lane has a quarter.
+const MOST_LOG2: f32 = 6.75;
 
-/// [`MOST_SUM`] before a block whose sums are not looked at.
+/// [`MOST_SUM`] before such a block, with which four lanes come to at most 30146. Half of it and a block is not more.
 const MOST_SUM_IN_PLACE: f32 = 4092.0;
 
 /// The largest reference that pairs of f16 subtract exactly enough: half a unit in its last place is then at most 1.
