@@ -4,7 +4,7 @@
 //! takes 128 keys of a head. It makes mean and scale of each column, always in one order. Infinities and NaN become 0, and count for
 //! neither; a block that has some notes which values they are. Keys that no query sees count for neither, too.
 //!
-//! Values of e4m3 keep their means: what is left of digits rounded away does not bring them back. They are scaled, so that sums in f16 hold.
+//! Values of e4m3 keep their means: without them they would be rounded again. They are scaled, so that sums in f16 hold.
 
 use super::source::{Rows, Source, is_finite, is_seen};
 use crate::abi::{FP8_BLOCK, RoundValuesParams};

@@ -24,7 +24,10 @@ pub trait Source {
     unsafe fn load(address: u64, left: u32) -> Self::Eight;
 
     /// The elements as f32.
-    fn widen(eight: Self::Eight) -> [f32; 8];
+    #[inline(always)]
+    fn widen(eight: Self::Eight) -> [f32; 8] {
+        Self::widen_pairs(Self::pairs(eight))
+    }
 
     /// The elements as pairs of 16 bits, exactly.
     fn pairs(eight: Self::Eight) -> [u32; 4];
@@ -138,11 +141,6 @@ impl<E: Element> Source for E {
     }
 
     #[inline(always)]
-    fn widen(pairs: [u32; 4]) -> [f32; 8] {
-        Self::widen_pairs(pairs)
-    }
-
-    #[inline(always)]
     fn pairs(pairs: [u32; 4]) -> [u32; 4] {
         pairs
     }
@@ -220,11 +218,6 @@ impl Source for E4m3 {
             }
             words
         }
-    }
-
-    #[inline(always)]
-    fn widen(words: [u32; 2]) -> [f32; 8] {
-        Self::widen_pairs(Self::pairs(words))
     }
 
     #[inline(always)]

@@ -6,9 +6,6 @@
 use crate::ptx::half;
 use crate::tile::{Accumulator, HalfAccumulator};
 
-/// Keys whose values are summed in registers.
-pub const INNER_KEYS: u32 = 384;
-
 /// Outer sums of a thread's part of O.
 pub trait Outer<const OT: usize>: Copy {
     /// Keys between two sums of O; 0 if there is one level.
@@ -53,7 +50,7 @@ impl<const OT: usize> Outer<OT> for OneLevel {
 pub struct TwoLevels<const OT: usize>([HalfAccumulator; OT]);
 
 impl<const OT: usize> Outer<OT> for TwoLevels<OT> {
-    const KEYS: u32 = INNER_KEYS;
+    const KEYS: u32 = 384;
 
     const ZERO: Self = TwoLevels([HalfAccumulator([0; 4]); OT]);
 
