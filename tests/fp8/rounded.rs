@@ -4,7 +4,7 @@ use ferroattn::{
     Attention, Device, Element, Fp8, Plan, RawForward, RawOptions, RawWorkspace, Rounded, Tensor,
 };
 use kernels::abi::{FP8_BLOCK, RoundRowsParams, RoundValuesParams};
-use kernels::layout::fp8::transposed_key;
+use kernels::layout::fp8::{transposed_column, transposed_key, transposed_rows};
 use ndarray::{Array4, Axis};
 use std::mem::offset_of;
 use std::ptr::null_mut;
@@ -78,7 +78,7 @@ fn compare<T: Element>(device: &Device, case: &Case, fp8: Fp8) -> Outcome {
     };
     found.compare_rows(0, &expected.q, 1)?;
     found.compare_rows(1, &expected.k, FP8_BLOCK as usize)?;
-    found.compare_values(3, &expected)
+    found.compare_values(2, &expected)
 }
 
 /// The workspace of a plan that ran.
@@ -117,17 +117,19 @@ impl Found<'_> {
         let columns = self.at(step, offset_of!(RoundValuesParams, columns));
         let (_, heads, keys, dim) = expected.v.dim();
         let row_bytes = keys.next_multiple_of(16);
+        let v_rows = transposed_rows(dim as u32) as usize;
         for ((b, h, key, column), &value) in expected.v.indexed_iter() {
-            let of_column = (b * heads + h) * dim + column;
-            let row = &rounded[of_column * row_bytes..][..row_bytes];
-            let [scale, mean] = [0, 1].map(|i| f32_at(columns, 2 * of_column + i));
+            let row = (b * heads + h) * v_rows + transposed_column(column as u32) as usize;
+            let [scale, mean] = [0, 1].map(|i| f32_at(columns, 2 * row + i));
+            let row = &rounded[row * row_bytes..][..row_bytes];
             let place = [b, h, key, column];
             expect(place, mean, expected.means[[b, h, column]])?;
             let x = number(row[transposed_key(key as u32) as usize]);
             expect(place, x * scale + mean, value)?;
         }
         // Probabilities are 0 behind the keys: no NaN may be there.
-        let rows = rounded.chunks(row_bytes).take(expected.means.len());
+        let count = expected.means.len() / dim.max(1) * v_rows;
+        let rows = rounded.chunks(row_bytes).take(count);
         if let Some(byte) = rows.flatten().position(|&byte| byte & 0x7f == 0x7f) {
             return Err(format!("NaN at byte {byte} of the transposed values").into());
         }

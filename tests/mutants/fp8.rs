@@ -24,7 +24,6 @@ const OPTIONS: &str = "fp8_optional_f16_d64";
 const SCALE: &str = "scale_rows";
 const TRANSPOSE: &str = "transpose_values";
 const ROWS: &str = "round_rows_f16";
-const MOMENTS: &str = "moments_f16";
 const VALUES: &str = "round_values_f16";
 
 pub const MUTANTS: &[Mutant] = &[
@@ -88,7 +87,7 @@ pub const MUTANTS: &[Mutant] = &[
         what: "old maxima for all scores",
         kernel: MAIN,
         pattern: "vote.sync.any",
-        which: Nth(4),
+        which: Nth(2),
         change: |line| line.replace("1, 0, any", "0, 0, any"),
     },
     Mutant {
@@ -120,7 +119,7 @@ pub const MUTANTS: &[Mutant] = &[
         change: |line| line.replace("aligned 0", "aligned 1"),
     },
     Mutant {
-        what: "old maxima for all scores, compared before",
+        what: "old maxima for all scores, beside a late product",
         kernel: LATE,
         pattern: "vote.sync.any",
         which: All,
@@ -149,7 +148,7 @@ pub const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         what: "sums of columns read before they are there",
-        kernel: MOMENTS,
+        kernel: VALUES,
         pattern: "bar.sync",
         which: All,
         change: remove,
@@ -192,14 +191,14 @@ pub const MUTANTS: &[Mutant] = &[
     Mutant {
         what: "o in f32 cut to bf16",
         kernel: F32_OUTPUT,
-        pattern: "st.global.v2.b32",
+        pattern: "st.global.v4.b32",
         which: All,
         change: cut_to_bf16,
     },
     Mutant {
-        what: "a pair of o in f32 left out",
+        what: "four columns of o in f32 left out",
         kernel: F32_OUTPUT,
-        pattern: "st.global.v2.b32",
+        pattern: "st.global.v4.b32",
         which: Nth(0),
         change: remove,
     },
@@ -268,7 +267,7 @@ pub const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         what: "keys of no sequence counted for moments",
-        kernel: MOMENTS,
+        kernel: VALUES,
         pattern: "ld.global.v2.b32",
         which: All,
         change: seen_by_one,
@@ -335,7 +334,7 @@ pub fn runs(kernel: &str) -> Option<(Vec<Run>, Switches)> {
             of_case(case(64, true)),
             Box::new(move |device| hidden(device, &case(64, true))),
         ],
-        ROWS | MOMENTS | VALUES => vec![
+        ROWS | VALUES => vec![
             of_case(case(128, false)),
             Box::new(|device| options::unseen_rows(device).map(drop)),
         ],

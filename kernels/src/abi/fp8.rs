@@ -23,6 +23,8 @@ pub struct RoundRowsParams {
     /// Device address of the queries that see each row of k, [`QueryRange`](super::QueryRange) `[batch, rows]`: rows that none sees count
     /// for no scale. 0 where rows are of queries, or all count.
     pub ranges: u64,
+    /// Device address of these words: counters of later launches.
+    pub zeros: u64,
     /// Heads.
     pub heads: u32,
     /// Rows of a head.
@@ -41,13 +43,14 @@ pub struct RoundRowsParams {
     pub negates: u32,
     /// 1 if rows are rotated by a Hadamard matrix, else 0.
     pub rotates: u32,
-    /// Zero: rounds the size up to a multiple of 8 bytes.
-    pub padding: u32,
+    /// How many words the launch sets to 0.
+    pub zero_count: u32,
 }
 
-/// Arguments of the two kernels that round v to e4m3: the one that finds the moments of its columns, and the one that rounds.
+/// Arguments of the kernel that rounds v to e4m3.
 ///
-/// The grid of the first one has `batch * heads * parts` blocks, that of the second one `batch * heads * ceil(keys / 128)`.
+/// The grid has `(batch * heads + lag) * (parts + ceil(keys / 128))` blocks: in each turn the moments of a head's parts, and the tiles of the head
+/// `lag` turns before.
 #[repr(C)]
 #[cfg_attr(not(target_arch = "nvptx64"), derive(bytemuck::NoUninit))]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -59,10 +62,12 @@ pub struct RoundValuesParams {
     /// Device address of the queries that see each key: see [`RoundRowsParams::ranges`].
     pub ranges: u64,
     /// Device address of the moments of each part of the keys, `[batch, heads, parts, 4, dim]` words: sums, least and largest numbers,
-    /// and how many keys queries see.
+    /// and how many keys queries see; then means and inverse scales in the place of the first part's first two.
     pub moments: u64,
-    /// Device address of the rounded values, e4m3 `[batch, heads, dim, keys16]`: [transposed](crate::layout::fp8::transposed_key).
-    /// `keys16` is `keys` rounded up to a multiple of 16, with any finite numbers behind them, whose probabilities are 0.
+    /// Device address of counters, 0 before, `u32[1 + batch * heads]`: of blocks, and of parts of a head that have moments.
+    pub counters: u64,
+    /// Device address of the rounded values, e4m3 `[batch, heads, rows, keys16]`: keys are [transposed](crate::layout::fp8::transposed_key),
+    /// and so are [columns](crate::layout::fp8::transposed_column), with [rows](crate::layout::fp8::transposed_rows) of 0 behind them. `keys16` is `keys` rounded up to a multiple of 16, with any finite numbers behind them, whose probabilities are 0.
     pub rounded: u64,
     /// Device address of [scales and means](Fp8Params::columns).
     pub columns: u64,
@@ -82,6 +87,10 @@ pub struct RoundValuesParams {
     pub part_keys: u32,
     /// Elements of a row of e4m3, of as many columns or fewer.
     pub row_dim: u32,
+    /// Heads whose moments are found before the first one is rounded.
+    pub lag: u32,
+    /// Zero: rounds the size up to a multiple of 8 bytes.
+    pub padding: u32,
 }
 
 /// Arguments of a forward kernel that multiplies e4m3. The kernel's parameter lies at a multiple of 64.
@@ -103,7 +112,8 @@ pub struct Fp8Params {
     pub q_scales: u64,
     /// Device address of the scales of blocks of 128 keys, `f32[batch, kv_heads, blocks]`.
     pub key_scales: u64,
-    /// Device address of the columns of v, `f32[batch, kv_heads, dim_v, 2]`: the scale, and the mean that is taken out of v.
+    /// Device address of the columns of v, `f32[batch, kv_heads, rows, 2]`: the scale, and the mean that is taken out of v. They lie like
+    /// [rows of v](RoundValuesParams::rounded).
     pub columns: u64,
     /// Device address of whether a block of 128 keys has values that are not finite, 1 or 0, `u32[batch, kv_heads, blocks]`.
     pub wrong_blocks: u64,
@@ -117,7 +127,7 @@ pub struct Fp8Params {
     /// Blocks of 128 keys of a head.
     pub blocks: u32,
     /// Columns of o, where [`Switch::F32Output`](super::Switch::F32Output) is on. Then strides count two elements of 16 bits for one,
-    /// and [`o_aligned`](ForwardParams::o_aligned) says that pairs of columns lie at multiples of 8 bytes, none beyond a row.
+    /// and [`o_aligned`](ForwardParams::o_aligned) says that fours of columns lie at multiples of 16 bytes, none beyond a row.
     pub o_columns: u32,
     /// Zero: rounds the size up to a multiple of 8 bytes.
     pub padding: u32,

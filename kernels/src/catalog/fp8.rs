@@ -41,8 +41,7 @@ pub(super) const TWO_LEVELS: Tiles = &[
 
 pub(super) fn memory(tile: &Tile, dim: u32) -> Fp8Memory {
     let roles = Roles::new(Loop::Fp8(Levels::One), tile);
-    let tiles = roles.q_slots / roles.consumers;
-    Fp8Memory::new(0, [roles.q_slots, tile.keys, dim, tile.stages, tiles])
+    Fp8Memory::new(0, [roles.q_slots, tile.keys, dim, tile.stages])
 }
 
 #[cfg(test)]

@@ -49,8 +49,8 @@ pub const fn rotation_signs(lane: u32) -> u32 {
 /// Into how many parts keys are divided to find the moments of columns, and how many keys a part has: a multiple of 128.
 #[must_use]
 pub const fn parts_of(keys: u32) -> [u32; 2] {
-    let most = keys.div_ceil(1024);
-    let parts = if most > 32 { 32 } else { most };
+    let most = keys.div_ceil(256);
+    let parts = if most > 64 { 64 } else { most };
     let of_part = keys.div_ceil(parts).next_multiple_of(FP8_BLOCK);
     [keys.div_ceil(of_part), of_part]
 }
@@ -88,6 +88,24 @@ pub const fn transposed_key(key: u32) -> u32 {
     key / 16 * 16 + 4 * t + 2 * half + odd
 }
 
+/// The row of the transposed v that has a column, of so many rows as a multiple of 32; and the column that a row has.
+///
+/// In groups of 32, row `8g + 2t + b` has column `8t + 2g + b`: the accumulators of O in a lane are then eight neighbours of a row, which it
+/// stores at once.
+#[must_use]
+#[inline(always)]
+pub const fn transposed_column(column: u32) -> u32 {
+    let (t, g, odd) = (column / 8 % 4, column / 2 % 4, column % 2);
+    column / 32 * 32 + 8 * g + 2 * t + odd
+}
+
+/// Rows of the transposed v of so many columns.
+#[must_use]
+#[inline(always)]
+pub const fn transposed_rows(columns: u32) -> u32 {
+    columns.next_multiple_of(32)
+}
+
 /// The bits of keys `start..end` of a block, both at most 128, in word `byte` of four. Bit `l` of word `b` is position `4 l + b` of a row of
 /// the [transposed](transposed_key) v.
 #[must_use]
@@ -110,10 +128,10 @@ const fn below(key: u32, byte: u32) -> u32 {
     }
 }
 
-/// Slots for the 64 rows of Q of each warpgroup, K and V of each stage, barriers, and what belongs to slots, stages and tiles.
+/// Slots for the 64 rows of Q of each warpgroup, K and V of each stage, barriers, and what belongs to slots, stages and the tile.
 ///
 /// ```text
-/// Q | K, V of stage 0 | K, V of stage 1 | ... | barriers | jobs | scales of rows | columns of tiles | scales of keys
+/// Q | K, V of stage 0 | K, V of stage 1 | ... | barriers | jobs | scales of rows | columns | whether values are wrong | scales of keys
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fp8Memory {
@@ -122,18 +140,16 @@ pub struct Fp8Memory {
     keys: u32,
     dim: u32,
     stages: u32,
-    tiles: u32,
 }
 
 impl Fp8Memory {
-    /// The memory of a block from shared address `base` on, a multiple of 1024, with slots for so many tiles.
+    /// The memory of a block from shared address `base` on, a multiple of 1024.
     #[must_use]
     #[inline(always)]
-    pub const fn new(base: u32, [slots, keys, dim, stages, tiles]: [u32; 5]) -> Self {
+    pub const fn new(base: u32, [slots, keys, dim, stages]: [u32; 4]) -> Self {
         Fp8Memory {
             base,
             slots,
-            tiles,
             keys,
             dim,
             stages,
@@ -193,11 +209,18 @@ impl Fp8Memory {
         self.q_full(self.slots) + 16 * stage
     }
 
+    /// The barrier of the [columns](Self::columns), like [`q_full`](Self::q_full).
+    #[must_use]
+    #[inline(always)]
+    pub const fn columns_full(&self) -> u32 {
+        self.full(self.stages)
+    }
+
     /// Four numbers that say to which tile a slot of Q belongs.
     #[must_use]
     #[inline(always)]
     pub const fn job(&self, slot: u32) -> u32 {
-        self.full(self.stages) + 16 * slot
+        self.columns_full() + 16 * (1 + slot)
     }
 
     /// The scales of the 64 rows of Q in a slot.
@@ -207,26 +230,25 @@ impl Fp8Memory {
         self.job(self.slots) + 4 * 64 * slot
     }
 
-    /// Scales and means of V's columns for the warpgroups of a slot's tile, and behind them whether it has values that are not finite: 1 or 0.
+    /// Scales and means of V's columns, for the tile that ends next.
     #[must_use]
     #[inline(always)]
-    pub const fn columns(&self, slot: u32) -> u32 {
-        let tile = slot / (self.slots / self.tiles);
-        self.row_scales(self.slots) + (8 * self.dim + 16) * tile
+    pub const fn columns(&self) -> u32 {
+        self.row_scales(self.slots)
     }
 
-    /// Behind the [columns](Self::columns).
+    /// Whether that tile has values that are not finite, 1 or 0.
     #[must_use]
     #[inline(always)]
-    pub const fn wrong(&self, slot: u32) -> u32 {
-        self.columns(slot) + 8 * self.dim
+    pub const fn wrong(&self) -> u32 {
+        self.columns() + 8 * self.dim
     }
 
     /// The scale of a stage's keys.
     #[must_use]
     #[inline(always)]
     pub const fn key_scale(&self, stage: u32) -> u32 {
-        self.columns(self.slots) + 4 * stage
+        self.wrong() + 4 + 4 * stage
     }
 
     /// Bytes of all.
@@ -266,6 +288,20 @@ mod tests {
         let places: HashSet<_> = (0..64).map(transposed_key).collect();
         assert_eq!(places.len(), 64);
         assert!((0..64).all(|key| transposed_key(key) / 16 == key / 16));
+    }
+
+    /// A lane's accumulators of 32 columns are eight neighbours of a row of O.
+    #[test]
+    fn a_lane_has_neighbours() {
+        for lane in 0..32 {
+            for i in 0..8 {
+                let (tile, half, odd) = (i / 4, i / 2 % 2, i % 2);
+                let (_, row) = fragment::accumulator(lane, 4 * half + odd);
+                let column = 8 * (lane % 4) + i;
+                assert_eq!(transposed_column(column), 16 * tile + row);
+                assert_eq!(transposed_column(transposed_column(column)), column);
+            }
+        }
     }
 
     /// An operand of e4m3 holds, in a lane, four neighbours of a row of 16: the keys of its accumulators.
@@ -327,7 +363,7 @@ mod tests {
     fn parts_have_all_keys() {
         for keys in [1, 127, 1024, 1025, 4096, 40_000, 1 << 20] {
             let [parts, of_part] = parts_of(keys);
-            assert!((1..=32).contains(&parts) && of_part.is_multiple_of(128));
+            assert!((1..=64).contains(&parts) && of_part.is_multiple_of(128));
             assert!((parts - 1) * of_part < keys && keys <= parts * of_part);
         }
     }

@@ -101,16 +101,4 @@ impl HalfAccumulator {
         }
         wide
     }
-
-    /// Puts -inf into the columns that `keys[0]` lacks in row `g`, and `keys[1]` in row `g + 8`.
-    #[inline(always)]
-    pub fn mask_columns(&mut self, lane: u32, keys: [impl Interval; 2]) {
-        let keys = keys.map(|keys| keys.counted_from(fragment::accumulator(lane, 0).1 as i32));
-        for i in 0..8 {
-            if !keys[i / 2 % 2].contains(fragment::accumulator(0, i as u32).1 as i32) {
-                let (lowest, shift) = (0xfc00, 16 * (i % 2));
-                self.0[i / 2] = self.0[i / 2] & !(0xffff << shift) | lowest << shift;
-            }
-        }
-    }
 }

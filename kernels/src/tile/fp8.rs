@@ -18,6 +18,17 @@ pub fn pin<const NT: usize>(tiles: &mut [HalfAccumulator; NT]) {
     }
 }
 
+/// Makes operands values that stay in their registers up to this point.
+#[inline(always)]
+pub fn pin_operands<const PT: usize>(operands: &mut [Operand; PT]) {
+    for operand in operands {
+        for word in &mut operand.0 {
+            // SAFETY: no instruction.
+            unsafe { asm!("/* {} */", inout(reg32) *word, options(nostack)) }
+        }
+    }
+}
+
 /// Sums of 64 rows, in f16, with 16 columns for each tile of the array.
 pub trait Products {
     /// `self = a * b^T`, or `self += a * b^T` where `add` says so, a constant after inlining, 32 deep.

@@ -25,6 +25,13 @@ pub unsafe fn round_rows<E: Source, const W: u32>(params: &RoundRowsParams) {
     const { assert!(32 * W == ROW_THREADS) }
     // SAFETY: the caller's promise.
     unsafe {
+        if special::block() == 0 {
+            let mut word = special::thread(ROW_THREADS);
+            while word < params.zero_count {
+                global::store_u32(params.zeros + 4 * u64::from(word), 0);
+                word += ROW_THREADS;
+            }
+        }
         match row_lanes(params.dim) {
             _ if params.rotates != 0 => rotate_block::<E, W>(params),
             8 => round_block::<E, W, 2>(params),

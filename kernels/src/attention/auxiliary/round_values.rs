@@ -1,18 +1,22 @@
 //! Values, less the mean of each column, rounded to e4m3 and transposed.
 //!
-//! The first kernel finds the moments of parts of the keys: sums, least and largest numbers of each column. In the second one a block
-//! takes 128 keys of a head. It makes mean and scale of each column, always in one order. Infinities and NaN become 0, and count for
-//! neither; a block that has some notes which values they are. Keys that no query sees count for neither, too.
+//! A block finds the [moments](super::moments) of a part of a head's keys, or rounds 128 keys of a head whose moments are there: so that these are
+//! in the L2 cache still, it is a few heads behind. The block of a head's first keys makes mean and scale of each column, always in one order.
+//! Infinities and NaN become 0, and count for neither; a block that has some notes which values they are. Keys that no query sees count for
+//! neither, too.
 //!
 //! Values of e4m3 keep their means: without them they would be rounded again. They are scaled, so that sums in f16 hold.
 
+use super::moments::{Moments, counter_of, find_moments, moments_at};
 use super::source::{Rows, Source, is_finite, is_seen};
 use crate::abi::{FP8_BLOCK, RoundValuesParams};
 use crate::attention::workload::descales::descale;
 use crate::layout::element::CHUNK;
-use crate::layout::fp8::{VALUES_LOG2, inverse_of, row_lanes, scale_of};
+use crate::layout::fp8::{
+    VALUES_LOG2, inverse_of, row_lanes, scale_of, transposed_column, transposed_rows,
+};
 use crate::ptx::convert::e4m3;
-use crate::ptx::{barrier, global, shared, special, vote};
+use crate::ptx::{barrier, global, shared, shuffle, special, vote};
 use crate::tile::Element;
 use core::hint::cold_path;
 
@@ -22,161 +26,55 @@ const COLUMNS: u32 = 256;
 /// Words of a column of a tile.
 const TILE_WORDS: u32 = FP8_BLOCK / 4;
 
-/// Loads of a thread that are on their way at once.
-const AT_ONCE: usize = 8;
-
-/// Finds the moments of the block's part of the keys, with `W` warps.
+/// Finds moments or rounds 128 keys, with `W` warps.
 ///
 /// # Safety
-/// Launched as [`RoundValuesParams`] and the kernel's row of the [catalog](crate::catalog) say, with readable values and writable moments.
-#[inline(always)]
-pub unsafe fn moments<E: Source, const W: u32>(params: &RoundValuesParams) {
-    let (head, part) = (
-        special::block() / params.parts,
-        special::block() % params.parts,
-    );
-    // SAFETY: the launch has this many threads a block.
-    let thread = unsafe { special::thread(32 * W) };
-    let lanes = row_lanes(params.dim);
-    let (lane, rows) = (thread % lanes, 32 * W / lanes);
-    let column = CHUNK * lane;
-    let keys = Keys {
-        first: part * params.part_keys + thread / lanes,
-        end: params.keys.min((part + 1) * params.part_keys),
-        step: rows,
-    };
-    let values = values_of::<E>(params, head, column);
-    let mut found = [Moments::NONE; 8];
-    if keys.first < keys.end && column < params.dim {
-        // SAFETY: elements of the values.
-        unsafe {
-            let load = |key| values.load::<E>(key);
-            let is_seen = |key| is_seen(params.ranges, params.heads, [head, key], params.keys);
-            let all = match params.ranges {
-                0 => keys.moments::<E>(load),
-                _ => None,
-            };
-            found = all.unwrap_or_else(|| {
-                cold_path();
-                keys.moments_of_finite::<E>(load, is_seen)
-            });
-        }
-    }
-    // Of each moment a row for each group of lanes, and a word for each column.
-    let place = |moment: u32, row: u32, column: u32| {
-        shared::base() + 4 * ((moment * rows + row) * CHUNK * lanes + column)
-    };
-    // SAFETY: all threads of the block reach the barrier; one thread alone writes a word.
-    unsafe {
-        for i in 0..8 {
-            let column = CHUNK * lane + i as u32;
-            let words = found[i].words();
-            for moment in 0..4 {
-                let to = place(moment as u32, thread / lanes, column);
-                shared::store_u32(to, words[moment]);
-            }
-        }
-        barrier::block();
-        if thread < params.dim {
-            let mut found = Moments::NONE;
-            for row in 0..rows {
-                let words = [0, 1, 2, 3].map(|moment| shared::load_u32(place(moment, row, thread)));
-                found = found.add(Moments::of_words(words));
-            }
-            let to = moments_at(params, head, part, thread);
-            let words = found.words();
-            for moment in 0..4 {
-                let to = to + 4 * moment as u64 * u64::from(params.dim);
-                global::store_u32(to, words[moment]);
-            }
-        }
-    }
-}
-
-/// The keys of a thread: every `step`th one from `first` on.
-#[derive(Clone, Copy)]
-struct Keys {
-    first: u32,
-    end: u32,
-    step: u32,
-}
-
-impl Keys {
-    /// The moments of eight columns; `None` if a sum is not finite, so that a number may not be. All keys are seen.
-    #[inline(always)]
-    fn moments<E: Source>(self, load: impl Fn(u32) -> E::Eight) -> Option<[Moments; 8]> {
-        let mut sums = [0.0; 8];
-        let [mut least, mut most] = [E::pairs(load(self.first)); 2];
-        let mut first = self.first;
-        while first < self.end {
-            let mut loaded = [E::ZEROS; AT_ONCE];
-            for i in 0..AT_ONCE {
-                let key = first + self.step * i as u32;
-                if key < self.end {
-                    loaded[i] = load(key);
-                }
-            }
-            for i in 0..AT_ONCE {
-                if first + self.step * (i as u32) < self.end {
-                    let pairs = E::pairs(loaded[i]);
-                    let numbers = E::widen_pairs(pairs);
-                    for column in 0..8 {
-                        sums[column] += numbers[column];
-                    }
-                    for pair in 0..4 {
-                        least[pair] = E::smaller(least[pair], pairs[pair]);
-                        most[pair] = E::larger(most[pair], pairs[pair]);
-                    }
-                }
-            }
-            first += self.step * AT_ONCE as u32;
-        }
-        let [least, most] = [least, most].map(E::widen_pairs);
-        let mut found = [Moments::NONE; 8];
-        let mut are_finite = true;
-        for column in 0..8 {
-            are_finite &= is_finite(sums[column]);
-            found[column] = Moments {
-                sum: sums[column],
-                least: least[column],
-                most: most[column],
-                count: (self.end - self.first).div_ceil(self.step),
-            };
-        }
-        are_finite.then_some(found)
-    }
-
-    /// The moments of the finite numbers of keys that queries see.
-    #[inline(always)]
-    fn moments_of_finite<E: Source>(
-        self,
-        load: impl Fn(u32) -> E::Eight,
-        is_seen: impl Fn(u32) -> bool,
-    ) -> [Moments; 8] {
-        let mut found = [Moments::NONE; 8];
-        let mut key = self.first;
-        while key < self.end {
-            if is_seen(key) {
-                let numbers = E::widen(load(key));
-                for column in 0..8 {
-                    found[column].take(numbers[column]);
-                }
-            }
-            key += self.step;
-        }
-        found
-    }
-}
-
-/// Rounds the block's 128 keys, with `W` warps.
-///
-/// # Safety
-/// Launched as [`RoundValuesParams`] and the kernel's row of the [catalog](crate::catalog) say, behind [`moments`], with
-/// readable values, and writable rounded values and columns.
+/// Launched as [`RoundValuesParams`] and the kernel's row of the [catalog](crate::catalog) say, with readable values, and all else writable.
 #[inline(always)]
 pub unsafe fn round_values<E: Source, const W: u32>(params: &RoundValuesParams) {
+    let of_head = params.parts + params.keys.div_ceil(FP8_BLOCK);
+    let heads = special::blocks() / of_head - params.lag;
+    // SAFETY: all threads of a block make the same calls. Blocks that a block waits for have smaller numbers, so that they run.
+    unsafe {
+        let number = take_number::<W>(params);
+        let (turn, place) = (number / of_head, number % of_head);
+        if place < params.parts {
+            if turn < heads {
+                find_moments::<E, W>(params, turn, place);
+            }
+        } else if turn >= params.lag {
+            round_tile::<E, W>(params, turn - params.lag, place - params.parts);
+        }
+    }
+}
+
+/// The number of the block in the order in which blocks begin.
+///
+/// # Safety
+/// The conditions of [`round_values`]; all threads of the block make the same call first.
+#[inline(always)]
+unsafe fn take_number<const W: u32>(params: &RoundValuesParams) -> u32 {
+    // SAFETY: the launch has this many threads a block, and the counter is the launch's.
+    unsafe {
+        if special::thread(32 * W) == 0 {
+            let number = global::count(params.counters, special::blocks() - 1);
+            shared::store_u32(shared::base(), number);
+        }
+        barrier::block();
+        let number = shuffle::first(shared::load_u32(shared::base()));
+        barrier::block();
+        number
+    }
+}
+
+/// Rounds 128 keys of a head, with `W` warps.
+///
+/// # Safety
+/// The conditions of [`round_values`]; all threads of the block make the same call.
+#[inline(always)]
+unsafe fn round_tile<E: Source, const W: u32>(params: &RoundValuesParams, head: u32, tile: u32) {
     let tiles = params.keys.div_ceil(FP8_BLOCK);
-    let (head, tile) = (special::block() / tiles, special::block() % tiles);
+    let number = head * tiles + tile;
     // SAFETY: the launch has this many threads a block.
     let thread = unsafe { special::thread(32 * W) };
     let lanes = row_lanes(params.dim);
@@ -213,26 +111,30 @@ pub unsafe fn round_values<E: Source, const W: u32>(params: &RoundValuesParams) 
         }
         let is_wrong = barrier::block_any(wrong != 0);
         if thread == 0 {
-            let to = params.wrong_blocks + 4 * u64::from(special::block());
+            let to = params.wrong_blocks + 4 * u64::from(number);
             global::store_u32(to, is_wrong.into());
         }
         let keys = params.keys.next_multiple_of(16);
-        let (lane, mut column) = (thread % 32, thread / 32);
-        let key = tile * FP8_BLOCK + 4 * lane;
-        while column < params.dim {
-            let mut word = shared::load_u32(word_at(lanes, column, lane));
-            if is_wrong {
-                cold_path();
-                let block = u64::from(special::block()) * u64::from(params.dim);
-                note_wrong(params.wrong_values + 16 * (block + u64::from(column)), word);
-                word &= !(wrong_of(word) / 0x80 * 0xff);
+        let (lane, mut row) = (thread % 32, thread / 32);
+        let (key, rows) = (tile * FP8_BLOCK + 4 * lane, transposed_rows(params.dim));
+        while row < rows {
+            let column = transposed_column(row);
+            let mut word = 0;
+            if column < params.dim {
+                word = shared::load_u32(word_at(lanes, column, lane));
+                if is_wrong {
+                    cold_path();
+                    let block = u64::from(number) * u64::from(params.dim);
+                    note_wrong(params.wrong_values + 16 * (block + u64::from(column)), word);
+                    word &= !(wrong_of(word) / 0x80 * 0xff);
+                }
             }
             if key < keys {
-                let row = u64::from(head) * u64::from(params.dim) + u64::from(column);
+                let row = u64::from(head) * u64::from(rows) + u64::from(row);
                 let to = params.rounded + row * u64::from(keys) + u64::from(key);
                 global::store_u32(to, word);
             }
-            column += W;
+            row += W;
         }
     }
 }
@@ -277,8 +179,8 @@ unsafe fn note_wrong(to: u64, word: u32) {
     }
 }
 
-/// Writes scales and means of the columns, to shared memory, and in a head's first block for the kernel that multiplies, with descales of
-/// e4m3.
+/// Writes scales and means of the columns to shared memory. The block of a head's first keys makes them, of moments, whose place they take then,
+/// and writes them for the kernel that multiplies, with descales of e4m3.
 ///
 /// # Safety
 /// The conditions of [`round_values`]; all threads of the block make the same call.
@@ -289,29 +191,46 @@ unsafe fn write_columns<E: Source, const W: u32>(
     tile: u32,
     thread: u32,
 ) {
-    let place = u64::from(head) * u64::from(params.dim) + u64::from(thread);
+    let rows = transposed_rows(params.dim);
+    let place = u64::from(head) * u64::from(rows) + u64::from(transposed_column(thread));
     let columns = params.columns + 8 * place;
-    // SAFETY: one thread alone writes a number; all reach the barrier.
+    let (counter, is_first) = (counter_of(params, head), tile == 0);
+    let [mean, inverse] = [0, 1].map(|moment| {
+        let skip = 4 * moment * u64::from(params.dim);
+        moments_at(params, head, 0, thread) + skip
+    });
+    // SAFETY: one thread alone writes a number; all reach the barriers. A warp has waited for what blocks with smaller numbers write.
     unsafe {
+        if thread < 32 {
+            global::wait_for_count(counter, params.parts + u32::from(!is_first));
+        }
+        barrier::block();
         if thread < params.dim {
-            let column = Column::of::<E>(params, head, thread);
-            shared::store_f32(of_column(thread), column.mean);
-            shared::store_f32(of_column(thread) + 4, inverse_of(column.scale));
-            if tile == 0 {
+            if is_first {
+                let column = Column::of::<E>(params, head, thread);
                 let descale = match E::IS_E4M3 {
                     true => descale(&params.descale, [head / params.heads, head % params.heads]),
                     false => 1.0,
                 };
                 global::store_f32x2(columns, [column.scale * descale, column.mean]);
+                global::store_f32(mean, column.mean);
+                global::store_f32(inverse, inverse_of(column.scale));
             }
+            shared::store_f32(of_column(thread), global::load_f32(mean));
+            shared::store_f32(of_column(thread) + 4, global::load_f32(inverse));
+        } else if is_first && thread < rows {
+            global::store_f32x2(columns, [0.0; 2]);
         }
         barrier::block();
+        if is_first && thread < 32 {
+            global::count_once(counter);
+        }
     }
 }
 
 /// The values of a head from a column on.
 #[inline(always)]
-fn values_of<E: Source>(params: &RoundValuesParams, head: u32, column: u32) -> Rows {
+pub fn values_of<E: Source>(params: &RoundValuesParams, head: u32, column: u32) -> Rows {
     let dim = if E::IS_E4M3 {
         params.row_dim
     } else {
@@ -374,64 +293,6 @@ impl Units {
     }
 }
 
-/// The moments of numbers.
-#[derive(Clone, Copy)]
-struct Moments {
-    sum: f32,
-    least: f32,
-    most: f32,
-    /// Keys that queries see, of all columns alike.
-    count: u32,
-}
-
-impl Moments {
-    const NONE: Self = Moments {
-        sum: 0.0,
-        least: f32::INFINITY,
-        most: f32::NEG_INFINITY,
-        count: 0,
-    };
-
-    /// Takes in a number of a key that a query sees.
-    #[inline(always)]
-    fn take(&mut self, x: f32) {
-        self.count += 1;
-        if is_finite(x) {
-            self.sum += x;
-            self.least = self.least.min(x);
-            self.most = self.most.max(x);
-        }
-    }
-
-    /// The moments of these numbers and others.
-    #[inline(always)]
-    fn add(self, other: Self) -> Self {
-        Moments {
-            sum: self.sum + other.sum,
-            least: self.least.min(other.least),
-            most: self.most.max(other.most),
-            count: self.count + other.count,
-        }
-    }
-
-    #[inline(always)]
-    fn words(self) -> [u32; 4] {
-        let [sum, least, most] = [self.sum, self.least, self.most].map(f32::to_bits);
-        [sum, least, most, self.count]
-    }
-
-    #[inline(always)]
-    fn of_words([sum, least, most, count]: [u32; 4]) -> Self {
-        let [sum, least, most] = [sum, least, most].map(f32::from_bits);
-        Moments {
-            sum,
-            least,
-            most,
-            count,
-        }
-    }
-}
-
 /// What a column has.
 struct Column {
     /// 0 of e4m3, and if f32 does not hold it, or the distance of a number from it.
@@ -472,11 +333,4 @@ impl Column {
             scale: scale_of(spread(mean), VALUES_LOG2),
         }
     }
-}
-
-/// Address of the first moment of a part's column.
-#[inline(always)]
-fn moments_at(params: &RoundValuesParams, head: u32, part: u32, column: u32) -> u64 {
-    let part = u64::from(head) * u64::from(params.parts) + u64::from(part);
-    params.moments + 4 * (4 * part * u64::from(params.dim) + u64::from(column))
 }

@@ -108,17 +108,17 @@ pub unsafe fn consume<
                     rows.finish(&mut consumer);
                 }
             }
+            // Held over the loop, it spills 48 to 148 bytes.
+            job = again(|| Job::load(memory.job(slot)));
+            mbarrier::arrive(memory.q_full(slot) + 8);
             while walk.passes_last(j) {
                 j = opaque(j - 1);
                 consumer.pass();
             }
-            // The columns came with the tile's last slot, and what is wrong with its blocks.
-            let last = Ring::<NQ>(q.0 - warpgroup + K::WARPGROUPS - 1);
-            last.wait(memory.q_full(last.stage()));
-            // Held over the loop, it spills 48 to 148 bytes.
-            job = again(|| Job::load(memory.job(slot)));
-            store::<K, U, OT, _, _>(launch, memory, slot, job, rows);
-            mbarrier::arrive(memory.q_full(slot) + 8);
+            let end = Ring::<1>(q.0 / K::WARPGROUPS);
+            end.wait(memory.columns_full());
+            store::<K, U, OT, _, _>(launch, memory, job, rows);
+            mbarrier::arrive(memory.columns_full() + 8);
             q = Ring(q.0 + K::WARPGROUPS);
             job = next_job(q);
         }

@@ -45,14 +45,15 @@
 //! Registers of a consumer at D = 128: O 32, S 32, P 16, of 112, for four warpgroups. At D = 64 O takes 16, and Q has 8. There exponentials take
 //! twice as long as products, and one in four is a polynomial. Outer sums take as many as O: with them there are three warpgroups at 128.
 //!
-//! What belongs to a tile comes with Q: scales of rows, scales and means of columns, and whether values are not finite. So the epilogue waits for
-//! no load.
+//! What belongs to a tile is loaded, too: scales of rows come with Q; scales and means of columns, and whether values are not finite, behind its last
+//! keys. So the epilogue waits for no load, and Q of the next tile comes meanwhile: 3 % at D = 256, where a warpgroup has one slot.
 //!
 //! | module | what it holds |
 //! |---|---|
 //! | `produce` | the producer: loads of Q, K and V |
 //! | `consume` | a consumer's loop over tiles and blocks of keys: Algorithm 1 |
 //! | `step` | its lines for one block of keys |
+//! | `mask` | scores that rows do not see |
 //! | `softmax` | scores become probabilities |
 //! | `softcap` | scores of f16 within bounds |
 //! | `outer` | sums in two levels, where V keeps its mean |
@@ -61,6 +62,7 @@
 //! | `spoil` | NaN, where rows see values that are not finite |
 
 mod consume;
+mod mask;
 pub mod outer;
 mod polynomial;
 mod produce;
@@ -76,7 +78,7 @@ use crate::abi::Fp8Params;
 use crate::attention::options::mask::Mask;
 use crate::attention::options::score::Score;
 use crate::attention::workload::heads::Heads;
-use crate::layout::fp8::Fp8Memory;
+use crate::layout::fp8::{Fp8Memory, transposed_rows};
 use crate::ptx::{barrier, mbarrier, setmaxnreg, shared, shuffle};
 use crate::tile::fp8::Products;
 use crate::tile::{Element, HalfAccumulator};
@@ -161,7 +163,7 @@ unsafe fn run<
     [HalfAccumulator; NT]: Products,
     [HalfAccumulator; OT]: Products,
 {
-    let memory = Fp8Memory::new(shared::base(), [NQ, K::BC, K::D, S, NQ / K::WARPGROUPS]);
+    let memory = Fp8Memory::new(shared::base(), [NQ, K::BC, K::D, S]);
     // SAFETY: all threads of the block reach the barrier; then each warpgroup has its role.
     unsafe {
         let thread = K::thread();
@@ -175,7 +177,17 @@ unsafe fn run<
                 mbarrier::init(memory.full(stage), 1);
                 mbarrier::init(memory.full(stage) + 8, 4 * K::WARPGROUPS);
             }
+            mbarrier::init(memory.columns_full(), 1);
+            mbarrier::init(memory.columns_full() + 8, 128 * K::WARPGROUPS);
             mbarrier::fence_init();
+        }
+        // No load writes those behind the head dim, which no lane stores.
+        let mut row = transposed_rows(params.forward.dim) + thread;
+        while row < K::D {
+            let place = memory.columns() + 8 * row;
+            shared::store_u32(place, 0);
+            shared::store_u32(place + 4, 0);
+            row += 128 * (K::WARPGROUPS + 1);
         }
         barrier::block();
         let warpgroup = shuffle::first(thread / 128);

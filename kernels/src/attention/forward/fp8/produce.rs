@@ -6,7 +6,7 @@ use crate::attention::forward::sm90::job::{Job, Part};
 use crate::attention::forward::sm90::kernel::Kernel;
 use crate::attention::forward::sm90::produce::{load_panels, next_tile};
 use crate::attention::workload::heads::Heads;
-use crate::layout::fp8::{Fp8Memory, PAIR};
+use crate::layout::fp8::{Fp8Memory, PAIR, transposed_rows};
 use crate::ptx::{barrier, bulk, global, mbarrier, shared, special};
 use crate::tile::Ring;
 use crate::tile::registers::opaque;
@@ -39,14 +39,17 @@ pub unsafe fn produce<K: Kernel, const NQ: u32, const S: u32>(
                 warpgroup = opaque(warpgroup + 1);
             }
             let seen = part.blocks(K::BR);
-            let last_slot = Ring::<NQ>(q.0 - 1).stage();
-            let mut blocks = Blocks::new(params, &part, memory.wrong(last_slot));
+            let kv_head = kv_head_index(params, &part);
+            let mut is_wrong = 0;
             let mut j = seen.end;
             while j > seen.start {
                 j = opaque(j - 1);
-                producer.load_keys::<K, S>(place, j * K::BC, &part, &mut blocks);
+                is_wrong |= producer.load_keys::<K, S>(params, place, j * K::BC, &part, kv_head);
                 place = place.next();
             }
+            // The number of the tile.
+            let end = Ring::<1>(q.0 / K::WARPGROUPS - 1);
+            producer.load_columns(params, end, kv_head, is_wrong);
             tile = next_tile(params.counter, params.tiles, tile);
             if tile >= params.tiles {
                 break;
@@ -58,30 +61,6 @@ pub unsafe fn produce<K: Kernel, const NQ: u32, const S: u32>(
             mbarrier::arrive_once(memory.q_full(q.stage()));
             q = q.next();
             warpgroup = opaque(warpgroup + 1);
-        }
-    }
-}
-
-/// What blocks of 128 keys of a part's head have.
-struct Blocks {
-    /// Address of their scales.
-    scales: u64,
-    /// Address of whether values are not finite.
-    wrong: u64,
-    /// Whether some of the loaded blocks are not, and the shared address of that.
-    is_wrong: u32,
-    place: u32,
-}
-
-impl Blocks {
-    #[inline(always)]
-    fn new<K: Kernel>(params: &Fp8Params, part: &Part<K>, place: u32) -> Self {
-        let first = 4 * u64::from(kv_head_index(params, part)) * u64::from(params.blocks);
-        Blocks {
-            scales: params.key_scales + first,
-            wrong: params.wrong_blocks + first,
-            is_wrong: 0,
-            place,
         }
     }
 }
@@ -110,7 +89,7 @@ impl Producer {
         unsafe { job.give(q, full, place) }
     }
 
-    /// Q of a warpgroup, the scales of its rows, and its job; with the last one of a tile the columns of V.
+    /// Q of a warpgroup, the scales of its rows, and its job.
     #[inline(always)]
     unsafe fn load_q<K: Kernel, const NQ: u32>(
         &self,
@@ -125,8 +104,7 @@ impl Producer {
         let first = part.first + (warpgroup * ROWS) as i32;
         let place = (first, part.work.heads.first(), part.work.sequence.batch);
         let last = part.work.row_count::<K::Score>() as i32 - 1;
-        // SAFETY: the caller's promise; q has a scale for each row. Every lane writes two, before one may arrive. Who has the last slot of
-        // a tile has all, so that nobody reads the columns of the one before.
+        // SAFETY: the caller's promise; q has a scale for each row. Every lane writes two, before one may arrive.
         unsafe {
             let scales = [0, 32].map(|skip| {
                 let row = first + (special::lane() + skip) as i32;
@@ -135,47 +113,38 @@ impl Producer {
                 global::load_f32(params.q_scales + place)
             });
             self.give_job(q, job);
-            let is_last = warpgroup == K::WARPGROUPS - 1;
-            if is_last && special::lane() == 0 {
-                shared::store_u32(memory.wrong(slot), 0);
-            }
             for i in 0..2 {
                 let to = memory.row_scales(slot) + 4 * (special::lane() + 32 * i as u32);
                 shared::store_f32(to, scales[i]);
             }
             barrier::warp();
-            let column_bytes = if is_last { 8 * params.forward.dim } else { 0 };
-            mbarrier::arrive_expect_once(full, memory.q_bytes() + column_bytes);
-            if is_last {
-                let head = kv_head_index(params, part);
-                let from = params.columns + u64::from(head) * u64::from(column_bytes);
-                bulk::load_once(memory.columns(slot), from, column_bytes, full);
-            }
+            mbarrier::arrive_expect_once(full, memory.q_bytes());
             load_panels(memory.q(slot), self.maps, full, [0, K::D / PAIR], place);
         }
     }
 
-    /// K and V of the block from `key` on, the scale of its keys, and whether values are not finite.
+    /// K and V of the block from `key` on, and the scale of its keys. Gives whether values are not finite.
     #[inline(always)]
     unsafe fn load_keys<K: Kernel, const S: u32>(
         &self,
+        params: &Fp8Params,
         place: Ring<S>,
         key: u32,
         part: &Part<K>,
-        blocks: &mut Blocks,
-    ) {
+        kv_head: u32,
+    ) -> u32 {
         let (memory, stage) = (self.memory, place.stage());
         let full = memory.full(stage);
         let (head, entry) = (part.work.heads.kv_head(), part.work.sequence.batch);
         // SAFETY: the caller's promise. One lane writes the scale, before another one may arrive.
         unsafe {
-            let block = 4 * u64::from(key / FP8_BLOCK);
-            let scale = global::load_f32(blocks.scales + block);
-            blocks.is_wrong |= global::load_u32(blocks.wrong + block);
+            let first = u64::from(kv_head) * u64::from(params.blocks);
+            let block = 4 * (first + u64::from(key / FP8_BLOCK));
+            let scale = global::load_f32(params.key_scales + block);
+            let is_wrong = global::load_u32(params.wrong_blocks + block);
             place.acquire(full);
             if special::lane() == 0 {
                 shared::store_f32(memory.key_scale(stage), scale);
-                shared::store_u32(blocks.place, blocks.is_wrong);
             }
             barrier::warp();
             mbarrier::arrive_expect_once(full, memory.stage_bytes());
@@ -184,6 +153,26 @@ impl Producer {
             load_panels(k, self.maps + 128, full, [0, K::D / PAIR], rows);
             let (columns, rows) = ([key / PAIR, K::BC / PAIR], (0, head, entry));
             load_panels(v, self.maps + 256, full, columns, rows);
+            is_wrong
+        }
+    }
+
+    /// The columns of V for the tile's end, and whether its values are not finite. Behind the tile's last keys, the tile before is done: one slot
+    /// serves all.
+    #[inline(always)]
+    unsafe fn load_columns(&self, params: &Fp8Params, end: Ring<1>, kv_head: u32, is_wrong: u32) {
+        let (memory, full) = (self.memory, self.memory.columns_full());
+        let bytes = 8 * transposed_rows(params.forward.dim);
+        let from = params.columns + u64::from(kv_head) * u64::from(bytes);
+        // SAFETY: the caller's promise. One lane writes, before another one may arrive.
+        unsafe {
+            end.acquire(full);
+            if special::lane() == 0 {
+                shared::store_u32(memory.wrong(), is_wrong);
+            }
+            barrier::warp();
+            mbarrier::arrive_expect_once(full, bytes);
+            bulk::load_once(memory.columns(), from, bytes, full);
         }
     }
 }

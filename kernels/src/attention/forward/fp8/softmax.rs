@@ -5,7 +5,10 @@
 //!
 //! O is summed in f16, up to 65504. Values are 2 at most, for they are below 2^[`VALUES_LOG2`](crate::layout::fp8::VALUES_LOG2) before they are
 //! rounded, and e4m3 adds up to 1/17 to a probability: sums of probabilities may come to 30900. Where that of a row nears it, its reference
-//! [rises](Softmax::rise) by 1, which halves its probabilities.
+//! rises by 1, which halves its probabilities.
+//!
+//! Where one row of a warp has to follow, all 16 do: few blocks are computed again. So a row's result depends on the other rows of its warp,
+//! which are the same ones in each call: tiles begin at fixed rows of a sequence.
 
 use super::polynomial;
 use crate::ptx::{convert, half, math, shuffle, vote};
@@ -19,15 +22,11 @@ const LARGEST_LOG2: f32 = 4.0;
 /// most 7168.
 const ABOVE_MOST: u32 = 0x20ff_20ff;
 
-/// What a lane's part of a row's sum may be before such a block: with it four lanes come to at most 30368.
+/// What a lane's part of a row's sum may be before a block: with it four lanes come to at most 30368.
 const MOST_SUM: f32 = 5800.0;
 
-/// The base-2 logarithm of what a probability may be in a block whose sums are not looked at: 128 of them come to at most 13778, of which
-/// a lane has a quarter.
-const MOST_LOG2: f32 = 6.75;
-
-/// [`MOST_SUM`] before such a block, with which four lanes come to at most 30146. Half of it and a block is not more.
-const MOST_SUM_IN_PLACE: f32 = 4092.0;
+/// From which sum on a lane's row rises when another one does: it would soon.
+const MUCH: f32 = MOST_SUM / 2.0;
 
 /// The largest reference that pairs of f16 subtract exactly enough: half a unit in its last place is then at most 1.
 const FAR: f32 = 2048.0;
@@ -65,11 +64,10 @@ impl Softmax {
     }
 
     /// Takes in a block's scores, by their [factors](Self::factors): gives probabilities, and the factors of the rows of O, if these have
-    /// to change. The scores may be gone. Maxima that are `EXACT` follow every block; others follow where the attempt with the old ones
-    /// exceeds what fits.
+    /// to change. Maxima that are `EXACT` follow every block; others follow where the attempt with the old ones exceeds what fits.
     ///
     /// The attempt's operands are there before the vote: the assembler moves what only one side needs behind it, where no exponential
-    /// runs beside. Rows that the attempt serves keep it, whatever other rows do. The others' probabilities are those of f32.
+    /// runs beside.
     ///
     /// Where exponentials bound the loop, a part of them is a polynomial.
     ///
@@ -78,7 +76,7 @@ impl Softmax {
     #[inline(always)]
     pub unsafe fn take<const EXACT: bool, const NT: usize, const PT: usize>(
         &mut self,
-        s: &mut [HalfAccumulator; NT],
+        s: &[HalfAccumulator; NT],
         factors: [f32; 2],
         has_polynomials: bool,
     ) -> ([Operand; PT], Option<[f32; 2]>) {
@@ -88,14 +86,13 @@ impl Softmax {
             changes = [0, 1].map(|r| unsafe { self.follow(r, s, factors[r]) });
         }
         let mut p = [Operand::ZERO; PT];
-        let attempt = self.attempt(s, factors, has_polynomials, |tile, nt, r, e| {
+        let attempt = self.attempt(s, factors, has_polynomials, |nt, r, e| {
             p[nt / 2].0[2 * (nt % 2) + r] = convert::e4m3_of_f16(e[0], e[1]);
-            tile
         });
         // An exact maximum leaves nothing that exceeds but a NaN, and may be too far from 0.
-        let mut fails = [0, 1].map(|r| match EXACT {
+        let fails = [0, 1].map(|r| match EXACT {
             true => !self.is_near(factors, r) | (has_polynomials && attempt.exceeds(r)),
-            false => attempt.exceeds(r),
+            false => attempt.exceeds(r) | (self.sum[r] > MOST_SUM),
         });
         // SAFETY: the caller's promise.
         if !unsafe { vote::any(fails[0] | fails[1]) } {
@@ -103,68 +100,28 @@ impl Softmax {
             return (p, EXACT.then_some(changes));
         }
         cold_path();
-        fails = fails.map(|fails| {
-            let number = f32::from(u8::from(fails));
-            // SAFETY: the caller's promise.
-            unsafe { shuffle::reduce::<4>(number, f32::max) > 0.0 }
-        });
-        let old = self.sum;
-        self.add(attempt.totals);
+        let mut served = *self;
+        served.add(attempt.totals);
         for r in 0..2 {
-            self.sum[r] = if fails[r] { old[r] } else { self.sum[r] };
-            let mut row = *self;
+            let number = f32::from(u8::from(fails[r]));
             // SAFETY: the caller's promise.
-            let change = unsafe { row.follow(r, s, factors[r]) };
-            row.exponentials(r, s, factors[r], |_, nt, e| {
+            let (change, fails) = unsafe {
+                let fails = shuffle::reduce::<4>(number, f32::max) > 0.0;
+                (self.follow(r, s, factors[r]), fails)
+            };
+            let follows = fails | (self.reference[r] != served.reference[r]);
+            self.exponentials(r, s, factors[r], |nt, e| {
                 let word = convert::e4m3_of_f16(e[0], e[1]);
                 let place = &mut p[nt / 2].0[2 * (nt % 2) + r];
-                *place = if fails[r] { word } else { *place };
+                *place = if follows { word } else { *place };
             });
-            if fails[r] {
+            if follows {
                 changes[r] *= change;
-                *self = row;
+            } else {
+                self.sum[r] = served.sum[r];
             }
         }
         (p, Some(changes))
-    }
-
-    /// [`take`](Self::take) of maxima that are not exact, in place: scores become probabilities in f16, for [`to_operands`]. So maxima are
-    /// compared before.
-    ///
-    /// # Safety
-    /// Every lane of the warp makes the same call.
-    #[inline(always)]
-    pub unsafe fn take_in_place<const NT: usize>(
-        &mut self,
-        s: &mut [HalfAccumulator; NT],
-        factors: [f32; 2],
-    ) -> Option<[f32; 2]> {
-        let mut serves = true;
-        for r in 0..2 {
-            let [low, high] = half::widen(largest_of(s, r));
-            let largest = math::fma(low.max(high), factors[r], -self.reference[r]);
-            serves &= self.is_near(factors, r) & (largest <= MOST_LOG2);
-        }
-        // SAFETY: the caller's promise.
-        unsafe {
-            if vote::any(!serves) {
-                cold_path();
-                let mut changes = [0.0; 2];
-                for r in 0..2 {
-                    changes[r] = self.follow(r, s, factors[r]);
-                    self.exponentials(r, s, factors[r], |s, nt, e| {
-                        (s[nt].0[r], s[nt].0[2 + r]) = (e[0], e[1]);
-                    });
-                }
-                return Some(changes);
-            }
-        }
-        let attempt = self.attempt(s, factors, false, |mut tile, _, r, e| {
-            (tile.0[r], tile.0[2 + r]) = (e[0], e[1]);
-            tile
-        });
-        self.add(attempt.totals);
-        None
     }
 
     /// The factors of the rows' scores with keys of this scale.
@@ -187,15 +144,15 @@ impl Softmax {
         }
     }
 
-    /// Computes probabilities relative to the maxima so far, in pairs of f16. `take` gets a tile, its number, a row and
-    /// its two pairs there, and says what the tile becomes. With polynomials, a part of the exponentials is one.
+    /// Computes probabilities relative to the maxima so far, in pairs of f16. `take` gets the number of a tile, a row and
+    /// its two pairs there. With polynomials, a part of the exponentials is one.
     #[inline(always)]
     fn attempt<const NT: usize>(
         &self,
-        s: &mut [HalfAccumulator; NT],
+        s: &[HalfAccumulator; NT],
         factors: [f32; 2],
         has_polynomials: bool,
-        mut take: impl FnMut(HalfAccumulator, usize, usize, [u32; 2]) -> HalfAccumulator,
+        mut take: impl FnMut(usize, usize, [u32; 2]),
     ) -> Attempt {
         let mut totals = [[0; 2]; 2];
         let mut highest = [0; 2];
@@ -224,21 +181,21 @@ impl Softmax {
                     0 | 1 => two,
                     _ => half::add(totals[r][nt % 2], two),
                 };
-                s[nt] = take(s[nt], nt, r, e);
+                take(nt, r, e);
             }
         }
         Attempt { totals, highest }
     }
 
-    /// Computes a row's probabilities relative to its maximum, in f32, rounded to pairs of f16, and adds them to its sum. `take` gets the scores,
-    /// the number of a tile and its two pairs.
+    /// Computes a row's probabilities relative to its maximum, in f32, rounded to pairs of f16, and adds them to its sum. `take` gets the
+    /// number of a tile and its two pairs.
     #[inline(always)]
     fn exponentials<const NT: usize>(
         &mut self,
         r: usize,
-        s: &mut [HalfAccumulator; NT],
+        s: &[HalfAccumulator; NT],
         factor: f32,
-        mut take: impl FnMut(&mut [HalfAccumulator; NT], usize, [u32; 2]),
+        mut take: impl FnMut(usize, [u32; 2]),
     ) {
         let factor = factor.max(f32::MIN_POSITIVE);
         let shift = without_nan(self.reference[r]);
@@ -250,11 +207,11 @@ impl Softmax {
                 self.sum[r] += a + b;
                 e[side] = half::pack(a, b);
             }
-            take(s, nt, e);
+            take(nt, e);
         }
     }
 
-    /// Lets a row's reference follow the block's maximum. Gives the factor of the row of O, which its sum has.
+    /// Lets a row's reference follow the block's maximum, and rise where its sum is much. Gives the factor of the row of O, which its sum has.
     ///
     /// # Safety
     /// Every lane of the warp makes the same call.
@@ -269,35 +226,11 @@ impl Softmax {
         let [low, high] = half::widen(largest_of(s, r));
         // SAFETY: the caller's promise.
         let largest = unsafe { shuffle::reduce::<4>(low.max(high), f32::max) };
-        let of_block = math::fma(largest, factor, -LARGEST_LOG2);
-        self.refer(r, self.reference[r].max(of_block))
-    }
-
-    /// Lets references of rows rise whose sums have become large, before a block, which is taken in place or not. Gives the factors of the rows
-    /// of O, if some rise.
-    ///
-    /// # Safety
-    /// Every lane of the warp makes the same call.
-    #[inline(always)]
-    pub unsafe fn rise(&mut self, in_place: bool) -> Option<[f32; 2]> {
-        let most_sum = match in_place {
-            true => MOST_SUM_IN_PLACE,
-            false => MOST_SUM,
-        };
         // SAFETY: the caller's promise.
-        unsafe {
-            if !vote::any(self.sum[0].max(self.sum[1]) > most_sum) {
-                return None;
-            }
-            cold_path();
-            let mut changes = [1.0; 2];
-            for r in 0..2 {
-                let most = shuffle::reduce::<4>(self.sum[r], f32::max);
-                let rise = if most > most_sum { 1.0 } else { 0.0 };
-                changes[r] = self.refer(r, self.reference[r] + rise);
-            }
-            Some(changes)
-        }
+        let sum = unsafe { shuffle::reduce::<4>(self.sum[r], f32::max) };
+        let rise = if sum > MUCH { 1.0 } else { 0.0 };
+        let of_block = math::fma(largest, factor, -LARGEST_LOG2);
+        self.refer(r, (self.reference[r] + rise).max(of_block))
     }
 
     /// Makes a row's probabilities relative to a reference, rounded. Gives the factor of the row of O, which its sum has.
@@ -351,18 +284,6 @@ fn largest_of<const NT: usize>(s: &[HalfAccumulator; NT], r: usize) -> u32 {
         largest = half::max(largest, half::max(s[nt].0[r], s[nt].0[2 + r]));
     }
     largest
-}
-
-/// Probabilities of f16, rounded to e4m3.
-#[inline(always)]
-pub fn to_operands<const NT: usize, const PT: usize>(p: &[HalfAccumulator; NT]) -> [Operand; PT] {
-    let mut operands = [Operand::ZERO; PT];
-    for nt in 0..NT {
-        for r in 0..2 {
-            operands[nt / 2].0[2 * (nt % 2) + r] = convert::e4m3_of_f16(p[nt].0[r], p[nt].0[2 + r]);
-        }
-    }
-    operands
 }
 
 /// A number with the digits of an f16, whatever its exponent.

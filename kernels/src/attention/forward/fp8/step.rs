@@ -1,11 +1,11 @@
 //! A step of Algorithm 1: a warpgroup's rows and one block of keys.
 
+use super::mask::mask;
 use super::outer::Outer;
 use super::softcap::cap;
-use super::softmax::{Softmax, to_operands};
+use super::softmax::Softmax;
 use crate::attention::forward::sm90::kernel::Kernel;
 use crate::attention::forward::sm90::tile::Tile;
-use crate::attention::options::mask::Interval;
 use crate::attention::options::score::Score;
 use crate::layout::fp8::Fp8Memory;
 use crate::layout::{element, fragment};
@@ -129,11 +129,6 @@ where
             consumer.issue_scores(&mut self.s);
             let scale = shared::load_f32(consumer.memory.key_scale(block.stage()));
             let mut factors = self.softmax.factors(scale);
-            // While products are under way.
-            let rises = match B::IS_FIRST {
-                true => None,
-                false => self.softmax.rise(is_late),
-            };
             if has_late {
                 consumer.issue_product(before, &mut self.o, &self.p);
                 wgmma::wait::<1>();
@@ -148,33 +143,23 @@ where
             }
 
             // 9. P = exp(S - m); 10. O = diag(exp(m_before - m)) O
-            if is_late {
-                let changes = self.softmax.take_in_place(&mut self.s, factors);
-                if has_late {
-                    consumer.settle(before, &mut self.o);
-                }
-                self.scale_o(rises);
-                self.scale_o(changes);
-                self.p = to_operands(&self.s);
-            } else {
-                if !B::IS_WHOLE {
-                    self.mask(tile.keys(j, true));
-                }
-                let softmax = &mut self.softmax;
-                let (p, changes) = match B::IS_WHOLE {
-                    true => {
-                        softmax.take::<false, NT, PT>(&mut self.s, factors, Self::HAS_POLYNOMIALS)
-                    }
-                    false => {
-                        softmax.take::<true, NT, PT>(&mut self.s, factors, Self::HAS_POLYNOMIALS)
-                    }
-                };
-                if !B::IS_FIRST {
-                    self.scale_o(rises);
-                    self.scale_o(changes);
-                }
-                self.p = p;
+            if !B::IS_WHOLE {
+                mask(&mut self.s, tile.keys(j, true));
             }
+            let (softmax, s) = (&mut self.softmax, &self.s);
+            let (p, changes) = match B::IS_WHOLE {
+                true => softmax.take::<false, NT, PT>(s, factors, Self::HAS_POLYNOMIALS),
+                false => softmax.take::<true, NT, PT>(s, factors, Self::HAS_POLYNOMIALS),
+            };
+            if has_late {
+                consumer.settle(before, &mut self.o);
+                // Its registers were read until here.
+                fp8::pin_operands(&mut self.p);
+            }
+            if !B::IS_FIRST {
+                self.scale_o(changes);
+            }
+            self.p = p;
 
             // 10. O += P V
             if !Self::IS_JOINED && !is_late {
@@ -182,16 +167,6 @@ where
                 consumer.settle(block, &mut self.o);
             }
             consumer.block = block.next();
-        }
-    }
-
-    /// Puts -inf in the place of scores that two rows of a lane, which see these keys of the block, do not see.
-    #[inline(always)]
-    fn mask(&mut self, keys: [impl Interval; 2]) {
-        let lane = special::lane();
-        for nt in 0..NT {
-            let keys = keys.map(|keys| keys.counted_from(16 * nt as i32));
-            self.s[nt].mask_columns(lane, keys);
         }
     }
 

@@ -26,7 +26,6 @@ use core::hint::cold_path;
 pub unsafe fn store<K: Kernel, U: Outer<OT>, const OT: usize, const NT: usize, const PT: usize>(
     launch: &Fp8Params,
     memory: Fp8Memory,
-    slot: u32,
     job: Job,
     rows: Rows<U, OT, NT, PT>,
 ) {
@@ -58,8 +57,7 @@ pub unsafe fn store<K: Kernel, U: Outer<OT>, const OT: usize, const NT: usize, c
         let results = Results {
             o: &o,
             outer: &outer,
-            columns: memory.columns(slot) + 8 * 2 * (lane % 4),
-            left: params.dim as i32 - 2 * (lane % 4) as i32,
+            columns: memory.columns() + 8 * 2 * (lane % 4),
             totals: [totals[0] * changes[0], totals[1] * changes[1]],
             changes,
         };
@@ -69,11 +67,11 @@ pub unsafe fn store<K: Kernel, U: Outer<OT>, const OT: usize, const NT: usize, c
         } else {
             let place = [part.first, 0];
             let work = &part.work;
-            store_whole_rows::<K::Element, K::Score, _, OT>(
+            store_whole_rows::<K::Element, K::Score, _, _, OT>(
                 params, work, place, lane, &results, totals,
             );
         }
-        if vote::any(shared::load_u32(memory.wrong(slot)) != 0) {
+        if vote::any(shared::load_u32(memory.wrong()) != 0) {
             cold_path();
             barrier::warp();
             spoil(launch, &part);
@@ -85,10 +83,8 @@ pub unsafe fn store<K: Kernel, U: Outer<OT>, const OT: usize, const NT: usize, c
 struct Results<'a, U, const OT: usize> {
     o: &'a [HalfAccumulator; OT],
     outer: &'a U,
-    /// Shared address of scale and mean of the lane's first column.
+    /// Shared address of scale and mean of the lane's first column: they lie like V's.
     columns: u32,
-    /// Columns from that on.
-    left: i32,
     /// Sums of the lane's two rows.
     totals: [f32; 2],
     /// What multiplies these rows.
@@ -96,29 +92,31 @@ struct Results<'a, U, const OT: usize> {
 }
 
 impl<U: Outer<OT>, const OT: usize> Tiles for Results<'_, U, OT> {
+    /// By the [order](crate::layout::fp8::transposed_column) of V's columns.
+    const ARE_CHUNKS: bool = true;
+
     #[inline(always)]
-    fn tile(&self, dt: usize) -> Accumulator {
+    fn tile(&self, dt: usize, inverses: [f32; 2]) -> Accumulator {
         // SAFETY: every lane of the warp stores. Else the assembler computes all tiles ahead.
         unsafe { fence() }
         let mut tile = self.outer.with(self.o[dt], dt);
+        let of_o = [0, 1].map(|r| self.changes[r] * inverses[r]);
+        let of_mean = [0, 1].map(|r| self.totals[r] * inverses[r]);
         for half in 0..2 {
-            let column = (16 * dt + 8 * half) as u32;
-            let mut two = [0; 4];
-            if (column as i32) < self.left {
-                // SAFETY: the columns landed.
-                two = unsafe { shared::load_u32x4(self.columns + 8 * column) };
-            }
+            let row = (16 * dt + 8 * half) as u32;
+            // SAFETY: the columns landed, and those behind the head dim are 0.
+            let two = unsafe { shared::load_u32x4(self.columns + 8 * row) };
             for i in 0..4 {
                 let [scale, mean] = [two[2 * (i % 2)], two[2 * (i % 2) + 1]].map(f32::from_bits);
                 let o = &mut tile.0[4 * half + i];
-                *o = math::fma(*o, scale * self.changes[i / 2], self.totals[i / 2] * mean);
+                *o = math::fma(*o * of_o[i / 2], scale, of_mean[i / 2] * mean);
             }
         }
         tile
     }
 }
 
-/// Stores O in f32, from the lanes that have it, and lse: four lanes of a row write 32 bytes side by side.
+/// Stores O in f32 and lse: a lane writes four columns of a row at once.
 ///
 /// # Safety
 /// The conditions of [`store`].
@@ -138,6 +136,7 @@ unsafe fn store_f32_rows<K: Kernel, const OT: usize>(
     let to = work.q_rows(&params.o);
     let columns = opaque(launch.o_columns);
     let finished = totals.map(Total::finish);
+    let inverses = finished.map(|(inverse, _)| inverse);
     let places = [0, 1].map(|r| {
         let row = part.first + (lane / 4 + 8 * r) as i32;
         let exists = row >= first_row && row < rows;
@@ -148,16 +147,13 @@ unsafe fn store_f32_rows<K: Kernel, const OT: usize>(
     // warp.
     unsafe {
         let aligned = opaque(params.o_aligned) != 0;
-        for dt in 0..OT {
-            let tile = o.tile(dt).0;
+        for i in 0..OT {
+            let tile = o.tile(i, inverses).0;
+            let column = (i / 2 * 32 + i % 2 * 4) as u32 + 8 * (lane % 4);
             for r in 0..2 {
                 let (_, address, columns) = places[r];
-                for half in 0..2 {
-                    let column = 16 * dt as u32 + 8 * half as u32 + 2 * (lane % 4);
-                    let i = 4 * half + 2 * r;
-                    let pair = [tile[i] * finished[r].0, tile[i + 1] * finished[r].0];
-                    store_pair(address, column, pair, columns, aligned);
-                }
+                let four = [0, 1, 4, 5].map(|i| tile[i + 2 * r]);
+                store_four(address, column, four, columns, aligned);
             }
         }
         for r in 0..2 {
@@ -169,25 +165,24 @@ unsafe fn store_f32_rows<K: Kernel, const OT: usize>(
     }
 }
 
-/// Stores what exists of two columns of a row: both at once, or none, where pairs are aligned.
+/// Stores what exists of four columns of a row: all at once, or none, where fours are aligned.
 ///
 /// # Safety
 /// The row is memory of `columns` f32, which is writable.
 #[inline(always)]
-unsafe fn store_pair(row: u64, column: u32, pair: [f32; 2], columns: u32, aligned: bool) {
+unsafe fn store_four(row: u64, column: u32, four: [f32; 4], columns: u32, aligned: bool) {
     let address = row + 4 * u64::from(column);
     // SAFETY: the caller's promise.
     unsafe {
         if aligned {
             if column < columns {
-                global::store_f32x2(address, pair);
+                global::store_u32x4(address, four.map(f32::to_bits));
             }
-        } else {
-            if column < columns {
-                global::store_f32(address, pair[0]);
-            }
-            if column + 1 < columns {
-                global::store_f32(address + 4, pair[1]);
+            return;
+        }
+        for i in 0..4 {
+            if column + (i as u32) < columns {
+                global::store_f32(address + 4 * i as u64, four[i]);
             }
         }
     }

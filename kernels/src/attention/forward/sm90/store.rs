@@ -187,21 +187,28 @@ pub unsafe fn store_rows<E: Element, C: Score, H: Heads, const OT: usize>(
             }
         } else {
             let place = [first, first_column];
-            store_whole_rows::<E, C, H, OT>(params, work, place, lane, &o, totals);
+            store_whole_rows::<E, C, H, _, OT>(params, work, place, lane, &o, totals);
         }
     }
 }
 
-/// Tiles of O as they are stored, but for the sums that divide them. No closure: these are not always inlined.
+/// Tiles of O as they are stored. No closure: these are not always inlined.
 pub trait Tiles {
-    /// The tile of columns from `16 * dt` on.
-    fn tile(&self, dt: usize) -> Accumulator;
+    /// Whether two tiles are, in each lane, eight neighbours of a row, those of lane `t` of four from `8 t` on: else they are as accumulators are.
+    const ARE_CHUNKS: bool;
+
+    /// The tile of columns from `16 * dt` on, whose rows are multiplied by the inverses of their sums.
+    fn tile(&self, dt: usize, inverses: [f32; 2]) -> Accumulator;
 }
 
 impl<const OT: usize> Tiles for [Accumulator; OT] {
+    const ARE_CHUNKS: bool = false;
+
     #[inline(always)]
-    fn tile(&self, dt: usize) -> Accumulator {
-        self[dt]
+    fn tile(&self, dt: usize, inverses: [f32; 2]) -> Accumulator {
+        let mut tile = self[dt];
+        tile.scale_rows(inverses);
+        tile
     }
 }
 
@@ -210,12 +217,12 @@ impl<const OT: usize> Tiles for [Accumulator; OT] {
 /// # Safety
 /// The conditions of [`store_rows`].
 #[inline(always)]
-pub unsafe fn store_whole_rows<E: Element, C: Score, H: Heads, const OT: usize>(
+pub unsafe fn store_whole_rows<E: Element, C: Score, H: Heads, T: Tiles, const OT: usize>(
     params: &ForwardParams,
     work: &WorkTile<H>,
     [first, first_column]: [i32; 2],
     lane: u32,
-    o: &impl Tiles,
+    o: &T,
     totals: [Total; 2],
 ) {
     let (first_row, rows) = (work.first_row::<C>(), work.row_count::<C>() as i32);
@@ -223,17 +230,20 @@ pub unsafe fn store_whole_rows<E: Element, C: Score, H: Heads, const OT: usize>(
     // warp.
     unsafe {
         let finished = totals.map(Total::finish);
+        let inverses = finished.map(|(inverse, _)| inverse);
         let mut chunks = [[[0; 4]; 2]; OT];
         for pair in 0..OT / 2 {
-            let tiles = [o.tile(2 * pair), o.tile(2 * pair + 1)];
+            let tiles = [2 * pair, 2 * pair + 1].map(|dt| o.tile(dt, inverses));
             for r in 0..2 {
                 let mut pairs = [0; 4];
                 for i in 0..4 {
                     let tile = tiles[i / 2].0;
-                    let (a, b) = (tile[4 * (i % 2) + 2 * r], tile[4 * (i % 2) + 2 * r + 1]);
-                    pairs[i] = E::pack(a * finished[r].0, b * finished[r].0);
+                    pairs[i] = E::pack(tile[4 * (i % 2) + 2 * r], tile[4 * (i % 2) + 2 * r + 1]);
                 }
-                chunks[pair][r] = shuffle::transpose::<1, 2>(pairs, lane);
+                chunks[pair][r] = match T::ARE_CHUNKS {
+                    true => pairs,
+                    false => shuffle::transpose::<1, 2>(pairs, lane),
+                };
             }
         }
         let to = work.q_rows(&params.o);
