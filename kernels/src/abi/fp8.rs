@@ -49,8 +49,8 @@ pub struct RoundRowsParams {
 
 /// Arguments of the kernel that rounds v to e4m3.
 ///
-/// The grid has `(batch * heads + lag) * (parts + ceil(keys / 128))` blocks: in each turn the moments of a head's parts, and the tiles of the head
-/// `lag` turns before.
+/// The grid has `(batch * heads + lag) * (parts + 1 + ceil(keys / 128))` blocks: in each turn the moments of a head's parts, the columns of the head
+/// half of `lag` turns before, and the tiles of the head `lag` turns before.
 #[repr(C)]
 #[cfg_attr(not(target_arch = "nvptx64"), derive(bytemuck::NoUninit))]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -62,7 +62,7 @@ pub struct RoundValuesParams {
     /// Device address of the queries that see each key: see [`RoundRowsParams::ranges`].
     pub ranges: u64,
     /// Device address of the moments of each part of the keys, `[batch, heads, parts, 4, dim]` words: sums, least and largest numbers,
-    /// and how many keys queries see; then means and inverse scales in the place of the first part's first two.
+    /// and how many keys queries see; then what multiplies columns and is added in the place of the first part's first two.
     pub moments: u64,
     /// Device address of counters, 0 before, `u32[1 + batch * heads]`: of blocks, and of parts of a head that have moments.
     pub counters: u64,

@@ -19,7 +19,7 @@ const fn own(consumers: u32, keys: u32, stages: u32, q_slices: u32) -> Tile {
 pub(super) const SM90: Tiles = &[
     (64, own(4, 128, 8, 64 / K)),
     (128, own(4, 128, 4, 0)),
-    (256, own(2, 128, 3, 0)),
+    (256, own(2, 128, 3, 256 / K)),
 ];
 
 /// The type of the outer sums of O, by its slices of 16 columns.

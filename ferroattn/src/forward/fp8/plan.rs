@@ -230,7 +230,7 @@ impl Draft {
             offset_of!(RoundValuesParams, counters),
         ];
         places.extend((ranges != 0).then_some(offset_of!(RoundValuesParams, ranges)));
-        let blocks = (kv_heads + lag) as u128 * (parts as usize + key_blocks) as u128;
+        let blocks = (kv_heads + lag) as u128 * (parts as usize + 1 + key_blocks) as u128;
         let input = offset_of!(ForwardParams, v.address);
         let copied = offset_of!(RoundValuesParams, values.address);
         let kernel = inputs.rounds_values;

@@ -1,8 +1,7 @@
 //! Values, less the mean of each column, rounded to e4m3 and transposed.
 //!
 //! A block finds the [moments](super::moments) of a part of a head's keys, or rounds 128 keys of a head whose moments are there: so that these are
-//! in the L2 cache still, it is a few heads behind. The block of a head's first keys makes mean and scale of each column, always in one order.
-//! Infinities and NaN become 0, and count for neither; a block that has some notes which values they are. Keys that no query sees count for
+//! in the L2 cache still, it is some heads behind. Half as far behind a block makes mean and scale of each column, always in one order. Infinities and NaN become 0, and count for neither; a block that has some notes which values they are. Keys that no query sees count for
 //! neither, too.
 //!
 //! Values of e4m3 keep their means: without them they would be rounded again. They are scaled, so that sums in f16 hold.
@@ -16,7 +15,7 @@ use crate::layout::fp8::{
     VALUES_LOG2, inverse_of, row_lanes, scale_of, transposed_column, transposed_rows,
 };
 use crate::ptx::convert::e4m3;
-use crate::ptx::{barrier, global, shared, shuffle, special, vote};
+use crate::ptx::{barrier, global, math, shared, shuffle, special, vote};
 use crate::tile::Element;
 use core::hint::cold_path;
 
@@ -32,18 +31,23 @@ const TILE_WORDS: u32 = FP8_BLOCK / 4;
 /// Launched as [`RoundValuesParams`] and the kernel's row of the [catalog](crate::catalog) say, with readable values, and all else writable.
 #[inline(always)]
 pub unsafe fn round_values<E: Source, const W: u32>(params: &RoundValuesParams) {
-    let of_head = params.parts + params.keys.div_ceil(FP8_BLOCK);
-    let heads = special::blocks() / of_head - params.lag;
+    let of_turn = params.parts + 1 + params.keys.div_ceil(FP8_BLOCK);
+    let heads = special::blocks() / of_turn - params.lag;
     // SAFETY: all threads of a block make the same calls. Blocks that a block waits for have smaller numbers, so that they run.
     unsafe {
         let number = take_number::<W>(params);
-        let (turn, place) = (number / of_head, number % of_head);
+        let (turn, place) = (number / of_turn, number % of_turn);
+        let lag = if place > params.parts { params.lag } else { params.lag.div_ceil(2) };
+        let head = turn.wrapping_sub(if place < params.parts { 0 } else { lag });
+        if head >= heads {
+            return;
+        }
         if place < params.parts {
-            if turn < heads {
-                find_moments::<E, W>(params, turn, place);
-            }
-        } else if turn >= params.lag {
-            round_tile::<E, W>(params, turn - params.lag, place - params.parts);
+            find_moments::<E, W>(params, head, place);
+        } else if place == params.parts {
+            write_columns::<E, W>(params, head);
+        } else {
+            round_tile::<E, W>(params, head, place - params.parts - 1);
         }
     }
 }
@@ -90,7 +94,7 @@ unsafe fn round_tile<E: Source, const W: u32>(params: &RoundValuesParams, head: 
     unsafe {
         // On their way while means and scales are read.
         let (mut four, mut seen) = units.load::<E>(params, thread);
-        write_columns::<E, W>(params, head, tile, thread);
+        read_columns::<E>(params, head, thread);
         let mut unit = thread;
         let mut wrong = 0;
         while unit < units.count() {
@@ -99,8 +103,8 @@ unsafe fn round_tile<E: Source, const W: u32>(params: &RoundValuesParams, head: 
                 let numbers = four.map(E::widen);
                 for i in 0..8 {
                     let column = column + i as u32;
-                    let [mean, inverse] = shared::load_f32x2(of_column(column));
-                    let [a, b, c, d] = numbers.map(|numbers| (numbers[i] - mean) * inverse);
+                    let [factor, shift] = shared::load_f32x2(of_column(column));
+                    let [a, b, c, d] = numbers.map(|numbers| math::fma(numbers[i], factor, shift));
                     let rounded = e4m3(a, b, c, d) & seen;
                     wrong |= wrong_of(rounded);
                     shared::store_u32(word_at(lanes, column, unit / lanes), rounded);
@@ -110,36 +114,58 @@ unsafe fn round_tile<E: Source, const W: u32>(params: &RoundValuesParams, head: 
             unit += 32 * W;
         }
         let is_wrong = barrier::block_any(wrong != 0);
+        store_tile::<W>(params, [head, tile], is_wrong, thread);
+        // Behind the votes: before them, the compiler lets this thread's warp stay apart.
         if thread == 0 {
             let to = params.wrong_blocks + 4 * u64::from(number);
             global::store_u32(to, is_wrong.into());
         }
-        let keys = params.keys.next_multiple_of(16);
-        let (lane, mut row) = (thread % 32, thread / 32);
-        let (key, rows) = (tile * FP8_BLOCK + 4 * lane, transposed_rows(params.dim));
-        while row < rows {
-            let column = transposed_column(row);
-            let mut word = 0;
+    }
+}
+
+/// Stores a tile of 128 keys, of which each warp has every `W`th row, and what is wrong in it.
+///
+/// # Safety
+/// The conditions of [`round_values`]; all threads of the block make the same call, with the tile in shared memory.
+#[inline(always)]
+unsafe fn store_tile<const W: u32>(
+    params: &RoundValuesParams,
+    [head, tile]: [u32; 2],
+    is_wrong: bool,
+    thread: u32,
+) {
+    const { assert!(W == 8) }
+    let (lanes, rows) = (row_lanes(params.dim), transposed_rows(params.dim));
+    let (lane, mut row) = (thread % 32, thread / 32);
+    let keys = params.keys.next_multiple_of(16);
+    let key = tile * FP8_BLOCK + 4 * lane;
+    let first = u64::from(head) * u64::from(rows) + u64::from(row);
+    let mut to = params.rounded + first * u64::from(keys) + u64::from(key);
+    let block = u64::from(head) * u64::from(params.keys.div_ceil(FP8_BLOCK)) + u64::from(tile);
+    while row < rows {
+        let column = transposed_column(row);
+        let mut word = 0;
+        // SAFETY: the caller's promise: one lane alone writes a word.
+        unsafe {
             if column < params.dim {
                 word = shared::load_u32(word_at(lanes, column, lane));
                 if is_wrong {
                     cold_path();
-                    let block = u64::from(number) * u64::from(params.dim);
-                    note_wrong(params.wrong_values + 16 * (block + u64::from(column)), word);
+                    let place = block * u64::from(params.dim) + u64::from(column);
+                    note_wrong(params.wrong_values + 16 * place, word);
                     word &= !(wrong_of(word) / 0x80 * 0xff);
                 }
             }
             if key < keys {
-                let row = u64::from(head) * u64::from(rows) + u64::from(row);
-                let to = params.rounded + row * u64::from(keys) + u64::from(key);
                 global::store_u32(to, word);
             }
-            row += W;
         }
+        to += u64::from(W) * u64::from(keys);
+        row += W;
     }
 }
 
-/// Address of the mean and the inverse scale of a column. Those of one place in eights are neighbours: a warp's lanes read them at once.
+/// Address of what multiplies a column, and what is added then. Those of one place in eights are neighbours: a warp's lanes read them at once.
 #[inline(always)]
 fn of_column(column: u32) -> u32 {
     shared::base() + 8 * (column % CHUNK * (COLUMNS / CHUNK) + column / CHUNK)
@@ -179,52 +205,78 @@ unsafe fn note_wrong(to: u64, word: u32) {
     }
 }
 
-/// Writes scales and means of the columns to shared memory. The block of a head's first keys makes them, of moments, whose place they take then,
-/// and writes them for the kernel that multiplies, with descales of e4m3.
+/// Makes scales and means of a head's columns, of moments, and writes them for the kernel that multiplies, with descales of e4m3. What rounds takes the
+/// place of the first part's moments: a factor, and what is added. As the factor is a power of two, to add behind it rounds as to subtract before.
 ///
 /// # Safety
 /// The conditions of [`round_values`]; all threads of the block make the same call.
 #[inline(always)]
-unsafe fn write_columns<E: Source, const W: u32>(
-    params: &RoundValuesParams,
-    head: u32,
-    tile: u32,
-    thread: u32,
-) {
+unsafe fn write_columns<E: Source, const W: u32>(params: &RoundValuesParams, head: u32) {
+    // SAFETY: the launch has this many threads a block.
+    let thread = unsafe { special::thread(32 * W) };
     let rows = transposed_rows(params.dim);
     let place = u64::from(head) * u64::from(rows) + u64::from(transposed_column(thread));
     let columns = params.columns + 8 * place;
-    let (counter, is_first) = (counter_of(params, head), tile == 0);
-    let [mean, inverse] = [0, 1].map(|moment| {
-        let skip = 4 * moment * u64::from(params.dim);
-        moments_at(params, head, 0, thread) + skip
-    });
     // SAFETY: one thread alone writes a number; all reach the barriers. A warp has waited for what blocks with smaller numbers write.
     unsafe {
-        if thread < 32 {
-            global::wait_for_count(counter, params.parts + u32::from(!is_first));
-        }
-        barrier::block();
+        wait::<0>(params, head, thread);
         if thread < params.dim {
-            if is_first {
-                let column = Column::of::<E>(params, head, thread);
-                let descale = match E::IS_E4M3 {
-                    true => descale(&params.descale, [head / params.heads, head % params.heads]),
-                    false => 1.0,
-                };
-                global::store_f32x2(columns, [column.scale * descale, column.mean]);
-                global::store_f32(mean, column.mean);
-                global::store_f32(inverse, inverse_of(column.scale));
-            }
-            shared::store_f32(of_column(thread), global::load_f32(mean));
-            shared::store_f32(of_column(thread) + 4, global::load_f32(inverse));
-        } else if is_first && thread < rows {
+            let column = Column::of::<E>(params, head, thread);
+            let descale = match E::IS_E4M3 {
+                true => descale(&params.descale, [head / params.heads, head % params.heads]),
+                false => 1.0,
+            };
+            global::store_f32x2(columns, [column.scale * descale, column.mean]);
+            let [factor, shift] = rounding_at(params, head, thread);
+            global::store_f32(factor, column.factor());
+            global::store_f32(shift, -column.mean * column.factor());
+        } else if thread < rows {
             global::store_f32x2(columns, [0.0; 2]);
         }
         barrier::block();
-        if is_first && thread < 32 {
-            global::count_once(counter);
+        if thread < 32 {
+            global::count_once(counter_of(params, head));
         }
+    }
+}
+
+/// Reads what rounds a head's columns to shared memory.
+///
+/// # Safety
+/// The conditions of [`round_values`]; all threads of the block make the same call.
+#[inline(always)]
+unsafe fn read_columns<E: Source>(params: &RoundValuesParams, head: u32, thread: u32) {
+    // SAFETY: one thread alone writes a number; all reach the barriers.
+    unsafe {
+        wait::<1>(params, head, thread);
+        if thread < params.dim {
+            let rounding = rounding_at(params, head, thread).map(|at| global::load_f32(at));
+            shared::store_f32(of_column(thread), rounding[0]);
+            shared::store_f32(of_column(thread) + 4, rounding[1]);
+        }
+        barrier::block();
+    }
+}
+
+/// Addresses of a column's factor, and of what is added then.
+#[inline(always)]
+fn rounding_at(params: &RoundValuesParams, head: u32, column: u32) -> [u64; 2] {
+    let first = moments_at(params, head, 0, column);
+    [first, first + 4 * u64::from(params.dim)]
+}
+
+/// Waits for the moments of a head and, if `MORE` is 1, for its columns.
+///
+/// # Safety
+/// The conditions of [`round_values`]; all threads of the block make the same call.
+#[inline(always)]
+unsafe fn wait<const MORE: u32>(params: &RoundValuesParams, head: u32, thread: u32) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        if thread < 32 {
+            global::wait_for_count(counter_of(params, head), params.parts + MORE);
+        }
+        barrier::block();
     }
 }
 
@@ -298,9 +350,20 @@ struct Column {
     /// 0 of e4m3, and if f32 does not hold it, or the distance of a number from it.
     mean: f32,
     scale: f32,
+    /// Whether all numbers are the mean.
+    is_constant: bool,
 }
 
 impl Column {
+    /// What multiplies numbers: 0 if all are the mean, whose product may be too large.
+    #[inline(always)]
+    fn factor(&self) -> f32 {
+        match self.is_constant {
+            true => 0.0,
+            false => inverse_of(self.scale),
+        }
+    }
+
     /// The column of all parts.
     ///
     /// # Safety
@@ -331,6 +394,7 @@ impl Column {
         Column {
             mean,
             scale: scale_of(spread(mean), VALUES_LOG2),
+            is_constant: spread(mean) == 0.0,
         }
     }
 }

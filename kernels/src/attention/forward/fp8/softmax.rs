@@ -1,7 +1,7 @@
 //! Line 9 of Algorithm 1 in FP8: scores of f16 become probabilities of e4m3.
 //!
-//! A row's largest probability is to be `2^4`, which e4m3 does not round: scores may exceed the maximum so far a little before it has to
-//! follow, and what is 2^14 times smaller than the largest vanishes.
+//! A row's largest probability is to be `2^3`, which e4m3 does not round: scores may exceed the maximum so far a little before it has to
+//! follow, and what is 2^13 times smaller than the largest vanishes.
 //!
 //! O is summed in f16, up to 65504. Values are 2 at most, for they are below 2^[`VALUES_LOG2`](crate::layout::fp8::VALUES_LOG2) before they are
 //! rounded, and e4m3 adds up to 1/17 to a probability: sums of probabilities may come to 30900. Where that of a row nears it, its reference
@@ -15,8 +15,8 @@ use crate::ptx::{convert, half, math, shuffle, vote};
 use crate::tile::{HalfAccumulator, Operand};
 use core::hint::cold_path;
 
-/// The base-2 logarithm of a row's largest probability.
-const LARGEST_LOG2: f32 = 4.0;
+/// The base-2 logarithm of a row's largest probability: as much less than 448 that most rows never have to follow.
+const LARGEST_LOG2: f32 = 3.0;
 
 /// What carries into the sign of an f16 above 448, the largest number of e4m3, which sums of eight probabilities may be: 16 of a row come to at
 /// most 7168.
@@ -69,7 +69,7 @@ impl Softmax {
     /// The attempt's operands are there before the vote: the assembler moves what only one side needs behind it, where no exponential
     /// runs beside.
     ///
-    /// Where exponentials bound the loop, a part of them is a polynomial.
+    /// Where exponentials bound the loop, a part of them is a polynomial. References [rise](Self::rise) here, where they do not before.
     ///
     /// # Safety
     /// Every lane of the warp makes the same call.
@@ -78,12 +78,12 @@ impl Softmax {
         &mut self,
         s: &[HalfAccumulator; NT],
         factors: [f32; 2],
-        has_polynomials: bool,
+        [has_polynomials, rises]: [bool; 2],
     ) -> ([Operand; PT], Option<[f32; 2]>) {
         let mut changes = [1.0; 2];
         if EXACT {
             // SAFETY: the caller's promise.
-            changes = [0, 1].map(|r| unsafe { self.follow(r, s, factors[r]) });
+            changes = [0, 1].map(|r| unsafe { self.follow(r, s, factors[r], rises) });
         }
         let mut p = [Operand::ZERO; PT];
         let attempt = self.attempt(s, factors, has_polynomials, |nt, r, e| {
@@ -92,7 +92,7 @@ impl Softmax {
         // An exact maximum leaves nothing that exceeds but a NaN, and may be too far from 0.
         let fails = [0, 1].map(|r| match EXACT {
             true => !self.is_near(factors, r) | (has_polynomials && attempt.exceeds(r)),
-            false => attempt.exceeds(r) | (self.sum[r] > MOST_SUM),
+            false => attempt.exceeds(r) | (rises && self.sum[r] > MOST_SUM),
         });
         // SAFETY: the caller's promise.
         if !unsafe { vote::any(fails[0] | fails[1]) } {
@@ -107,7 +107,7 @@ impl Softmax {
             // SAFETY: the caller's promise.
             let (change, fails) = unsafe {
                 let fails = shuffle::reduce::<4>(number, f32::max) > 0.0;
-                (self.follow(r, s, factors[r]), fails)
+                (self.follow(r, s, factors[r], rises), fails)
             };
             let follows = fails | (self.reference[r] != served.reference[r]);
             self.exponentials(r, s, factors[r], |nt, e| {
@@ -211,7 +211,7 @@ impl Softmax {
         }
     }
 
-    /// Lets a row's reference follow the block's maximum, and rise where its sum is much. Gives the factor of the row of O, which its sum has.
+    /// Lets a row's reference follow the block's maximum, and rise if its sum is much. Gives the factor of the row of O, which its sum has.
     ///
     /// # Safety
     /// Every lane of the warp makes the same call.
@@ -221,16 +221,46 @@ impl Softmax {
         r: usize,
         s: &[HalfAccumulator; NT],
         factor: f32,
+        rises: bool,
     ) -> f32 {
         let factor = factor.max(f32::MIN_POSITIVE);
         let [low, high] = half::widen(largest_of(s, r));
         // SAFETY: the caller's promise.
         let largest = unsafe { shuffle::reduce::<4>(low.max(high), f32::max) };
-        // SAFETY: the caller's promise.
-        let sum = unsafe { shuffle::reduce::<4>(self.sum[r], f32::max) };
-        let rise = if sum > MUCH { 1.0 } else { 0.0 };
         let of_block = math::fma(largest, factor, -LARGEST_LOG2);
+        // SAFETY: the caller's promise.
+        let rise = if rises { unsafe { self.rise_of(r) } } else { 0.0 };
         self.refer(r, (self.reference[r] + rise).max(of_block))
+    }
+
+    /// Lets references of rows rise whose sums are much, before a block, if that of one is too much. Gives the factors of the rows of O then.
+    ///
+    /// # Safety
+    /// Every lane of the warp makes the same call.
+    #[inline(always)]
+    pub unsafe fn rise(&mut self) -> Option<[f32; 2]> {
+        // SAFETY: the caller's promise.
+        unsafe {
+            if !vote::any(self.sum[0].max(self.sum[1]) > MOST_SUM) {
+                return None;
+            }
+            cold_path();
+            Some([0, 1].map(|r| {
+                let rise = self.rise_of(r);
+                self.refer(r, self.reference[r] + rise)
+            }))
+        }
+    }
+
+    /// How much the reference of a row rises because of its sum.
+    ///
+    /// # Safety
+    /// Every lane of the warp makes the same call.
+    #[inline(always)]
+    unsafe fn rise_of(&self, r: usize) -> f32 {
+        // SAFETY: the caller's promise.
+        let most = unsafe { shuffle::reduce::<4>(self.sum[r], f32::max) };
+        if most > MUCH { 1.0 } else { 0.0 }
     }
 
     /// Makes a row's probabilities relative to a reference, rounded. Gives the factor of the row of O, which its sum has.
