@@ -78,7 +78,7 @@ fn compare<T: Element>(device: &Device, case: &Case, fp8: Fp8) -> Outcome {
     };
     found.compare_rows(0, &expected.q, 1)?;
     found.compare_rows(1, &expected.k, FP8_BLOCK as usize)?;
-    found.compare_values(2, &expected)
+    found.compare_values(3, &expected)
 }
 
 /// The workspace of a plan that ran.

@@ -24,6 +24,7 @@ const OPTIONS: &str = "fp8_optional_f16_d64";
 const SCALE: &str = "scale_rows";
 const TRANSPOSE: &str = "transpose_values";
 const ROWS: &str = "round_rows_f16";
+const MOMENTS: &str = "moments_f16";
 const VALUES: &str = "round_values_f16";
 
 pub const MUTANTS: &[Mutant] = &[
@@ -87,7 +88,7 @@ pub const MUTANTS: &[Mutant] = &[
         what: "old maxima for all scores",
         kernel: MAIN,
         pattern: "vote.sync.any",
-        which: Nth(2),
+        which: Nth(4),
         change: |line| line.replace("1, 0, any", "0, 0, any"),
     },
     Mutant {
@@ -148,7 +149,7 @@ pub const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         what: "sums of columns read before they are there",
-        kernel: VALUES,
+        kernel: MOMENTS,
         pattern: "bar.sync",
         which: All,
         change: remove,
@@ -267,7 +268,7 @@ pub const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         what: "keys of no sequence counted for moments",
-        kernel: VALUES,
+        kernel: MOMENTS,
         pattern: "ld.global.v2.b32",
         which: All,
         change: seen_by_one,
@@ -334,7 +335,7 @@ pub fn runs(kernel: &str) -> Option<(Vec<Run>, Switches)> {
             of_case(case(64, true)),
             Box::new(move |device| hidden(device, &case(64, true))),
         ],
-        ROWS | VALUES => vec![
+        ROWS | MOMENTS | VALUES => vec![
             of_case(case(128, false)),
             Box::new(|device| options::unseen_rows(device).map(drop)),
         ],

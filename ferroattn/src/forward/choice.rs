@@ -206,8 +206,10 @@ fn obstacle(
         }
         Family::Auxiliary(
             Auxiliary::RoundRows(_)
+            | Auxiliary::Moments(_)
             | Auxiliary::RoundValues(_)
             | Auxiliary::ScaleRows
+            | Auxiliary::MomentsE4m3
             | Auxiliary::TransposeValues,
         ) => return Some("rounds what other kernels compute with".to_owned()),
         Family::Auxiliary(Auxiliary::Ranges | Auxiliary::Blocks) => {

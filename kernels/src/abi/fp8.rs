@@ -23,8 +23,8 @@ pub struct RoundRowsParams {
     /// Device address of the queries that see each row of k, [`QueryRange`](super::QueryRange) `[batch, rows]`: rows that none sees count
     /// for no scale. 0 where rows are of queries, or all count.
     pub ranges: u64,
-    /// Device address of these words: counters of later launches.
-    pub zeros: u64,
+    /// Device address of a counter of a later launch, `u32`, which this one sets to 0; 0 if there is none.
+    pub counter: u64,
     /// Heads.
     pub heads: u32,
     /// Rows of a head.
@@ -43,14 +43,13 @@ pub struct RoundRowsParams {
     pub negates: u32,
     /// 1 if rows are rotated by a Hadamard matrix, else 0.
     pub rotates: u32,
-    /// How many words the launch sets to 0.
-    pub zero_count: u32,
+    /// Zero: rounds the size up to a multiple of 8 bytes.
+    pub padding: u32,
 }
 
-/// Arguments of the kernel that rounds v to e4m3.
+/// Arguments of the two kernels that round v to e4m3: the one that finds the moments of its columns, and the one that rounds.
 ///
-/// The grid has `(batch * heads + lag) * (parts + 1 + ceil(keys / 128))` blocks: in each turn the moments of a head's parts, the columns of the head
-/// half of `lag` turns before, and the tiles of the head `lag` turns before.
+/// The grid of the first one has `batch * heads * parts` blocks, that of the second one `batch * heads * ceil(keys / 128)`.
 #[repr(C)]
 #[cfg_attr(not(target_arch = "nvptx64"), derive(bytemuck::NoUninit))]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -62,10 +61,8 @@ pub struct RoundValuesParams {
     /// Device address of the queries that see each key: see [`RoundRowsParams::ranges`].
     pub ranges: u64,
     /// Device address of the moments of each part of the keys, `[batch, heads, parts, 4, dim]` words: sums, least and largest numbers,
-    /// and how many keys queries see; then what multiplies columns and is added in the place of the first part's first two.
+    /// and how many keys queries see.
     pub moments: u64,
-    /// Device address of counters, 0 before, `u32[1 + batch * heads]`: of blocks, and of parts of a head that have moments.
-    pub counters: u64,
     /// Device address of the rounded values, e4m3 `[batch, heads, rows, keys16]`: keys are [transposed](crate::layout::fp8::transposed_key),
     /// and so are [columns](crate::layout::fp8::transposed_column), with [rows](crate::layout::fp8::transposed_rows) of 0 behind them. `keys16` is `keys` rounded up to a multiple of 16, with any finite numbers behind them, whose probabilities are 0.
     pub rounded: u64,
@@ -87,10 +84,6 @@ pub struct RoundValuesParams {
     pub part_keys: u32,
     /// Elements of a row of e4m3, of as many columns or fewer.
     pub row_dim: u32,
-    /// Heads whose moments are found before the first one is rounded.
-    pub lag: u32,
-    /// Zero: rounds the size up to a multiple of 8 bytes.
-    pub padding: u32,
 }
 
 /// Arguments of a forward kernel that multiplies e4m3. The kernel's parameter lies at a multiple of 64.

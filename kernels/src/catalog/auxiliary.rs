@@ -29,10 +29,14 @@ pub enum Auxiliary {
     Gather,
     /// Rows of q or k of this type, rounded to e4m3.
     RoundRows(Dtype),
+    /// The moments of the columns of v of this type.
+    Moments(Dtype),
     /// v of this type, less the means of its columns, rounded to e4m3 and transposed.
     RoundValues(Dtype),
     /// Rows of q or k of e4m3, scaled by powers of two.
     ScaleRows,
+    /// The moments of the columns of v of e4m3.
+    MomentsE4m3,
     /// v of e4m3, scaled by powers of two and transposed.
     TransposeValues,
     /// The ranges that queries and keys see where a batch consists of sequences.
@@ -75,15 +79,18 @@ pub(super) fn all() -> impl Iterator<Item = Kernel> {
     // A word a warp.
     let round_rows = Launch::new(16, 2, 4 * 16);
     let blocks = Launch::new(16, 1, 4 * 16);
-    // Mean and scale of 256 columns, a tile of 128 keys, and a word a warp; or four words of 8 columns a thread.
+    // Four words of 8 columns a thread.
+    let moments = Launch::new(8, 2, 4 * 8 * 4 * 32 * 8);
+    // Mean and scale of 256 columns, a tile of 128 keys, and a word a warp.
     let round_values = Launch::new(8, 4, 256 * (8 + 4 * 32) + 4 * 8);
-    let of_types: [(Of, Row); 7] = [
+    let of_types: [(Of, Row); 8] = [
         (Combine, Row("combine", "ForwardParams", "combine::combine", sm80, combine)),
         (Merge, Row("merge", "MergeParams", "merge::merge", sm80, plain)),
         (MergeBackward, Row("merge_backward", "MergeBackwardParams", "merge::merge_backward", sm80, plain)),
         (Append, Row("append", "AppendParams", "append::append", sm80, plain)),
         (AppendE4m3, Row("append_e4m3", "AppendE4m3Params", "append::append_e4m3", sm90a, plain)),
         (RoundRows, Row("round_rows", "RoundRowsParams", "round_rows::round_rows", sm90a, round_rows)),
+        (Moments, Row("moments", "RoundValuesParams", "round_values::moments", sm90a, moments)),
         (RoundValues, Row("round_values", "RoundValuesParams", "round_values::round_values", sm90a, round_values)),
     ];
     let of_all = [
@@ -93,6 +100,7 @@ pub(super) fn all() -> impl Iterator<Item = Kernel> {
         (Spread, Row("spread", "SpreadParams", "spread::spread", sm80, plain)),
         (Gather, Row("gather", "SpreadParams", "spread::gather", sm80, plain)),
         (ScaleRows, Row("scale_rows", "RoundRowsParams", "round_rows::round_rows", sm90a, round_rows)),
+        (MomentsE4m3, Row("moments_e4m3", "RoundValuesParams", "round_values::moments", sm90a, moments)),
         (TransposeValues, Row("transpose_values", "RoundValuesParams", "round_values::round_values", sm90a, round_values)),
         (Ranges, Row("ranges", "RangesParams", "find_ranges::find_ranges", sm80, plain)),
         (Blocks, Row("blocks", "BlockMapParams", "find_blocks::find_blocks", sm80, blocks)),
@@ -117,7 +125,7 @@ impl Row {
             Auxiliary::Pack | Auxiliary::Unpack => {
                 numbers.push(("BR", Auxiliary::PACK_ROWS.to_string()))
             }
-            Auxiliary::ScaleRows | Auxiliary::TransposeValues => {
+            Auxiliary::ScaleRows | Auxiliary::MomentsE4m3 | Auxiliary::TransposeValues => {
                 types.push("E4m3");
             }
             _ => {}

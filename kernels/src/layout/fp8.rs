@@ -49,8 +49,8 @@ pub const fn rotation_signs(lane: u32) -> u32 {
 /// Into how many parts keys are divided to find the moments of columns, and how many keys a part has: a multiple of 128.
 #[must_use]
 pub const fn parts_of(keys: u32) -> [u32; 2] {
-    let most = keys.div_ceil(256);
-    let parts = if most > 64 { 64 } else { most };
+    let most = keys.div_ceil(1024);
+    let parts = if most > 32 { 32 } else { most };
     let of_part = keys.div_ceil(parts).next_multiple_of(FP8_BLOCK);
     [keys.div_ceil(of_part), of_part]
 }
@@ -363,7 +363,7 @@ mod tests {
     fn parts_have_all_keys() {
         for keys in [1, 127, 1024, 1025, 4096, 40_000, 1 << 20] {
             let [parts, of_part] = parts_of(keys);
-            assert!((1..=64).contains(&parts) && of_part.is_multiple_of(128));
+            assert!((1..=32).contains(&parts) && of_part.is_multiple_of(128));
             assert!((parts - 1) * of_part < keys && keys <= parts * of_part);
         }
     }

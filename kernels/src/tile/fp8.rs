@@ -24,7 +24,7 @@ pub fn pin_operands<const PT: usize>(operands: &mut [Operand; PT]) {
     for operand in operands {
         for word in &mut operand.0 {
             // SAFETY: no instruction.
-            unsafe { asm!("/* {} */", inout(reg32) *word, options(nostack)) }
+            unsafe { asm!("/* {} */", inout(reg32) * word, options(nostack)) }
         }
     }
 }

@@ -11,10 +11,10 @@ use std::f64::consts::LN_2;
 
 /// Half a unit in the last place of e4m3, relative to numbers of any size.
 const UNIT: f64 = 1.0 / 16.0;
-/// The error of small probabilities, relative to the largest, which is 2^4 or more.
-const LEAST: f64 = 1.0 / (1 << 14) as f64;
-/// The error of small probabilities of a row whose reference rose, relative to its sum, which is then 2046 or more.
-const LEAST_OF_SUM: f64 = 1.0 / (1 << 21) as f64;
+/// The error of small probabilities, relative to the largest, which is 2^3 or more.
+const LEAST: f64 = 1.0 / (1 << 13) as f64;
+/// The error of small probabilities of a row whose reference rose, relative to its sum, which is then 1450 or more.
+const LEAST_OF_SUM: f64 = 1.0 / (1 << 20) as f64;
 /// Half a unit in the last place of f16, relative to numbers of any size.
 const HALF_UNIT: f64 = 1.0 / 2048.0;
 /// Products that a sum takes in at a time.
@@ -112,7 +112,7 @@ impl Reference<'_> {
                 (sum, squares + sum * sum)
             });
             let of_sums = DEVIATIONS * HALF_UNIT * scale * squares.sqrt();
-            // In base 2 a pair of f16 has the distance from the maximum, and up to 4 and 4.8 more.
+            // In base 2 a pair of f16 has the distance from the maximum, and up to 3 and 5.8 more.
             let of_pairs = HALF_UNIT * (2.0 * (highest - score) + 9.0 * LN_2);
             Term {
                 log: score - exact.lse,

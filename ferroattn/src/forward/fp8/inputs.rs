@@ -21,8 +21,8 @@ pub struct Inputs {
     pub descales: [DescalesRef; 3],
     /// What rounds q and k.
     pub rounds_rows: Auxiliary,
-    /// What rounds v.
-    pub rounds_values: Auxiliary,
+    /// What finds moments of v, and what rounds it.
+    pub rounds_values: [Auxiliary; 2],
 }
 
 impl Inputs {
@@ -40,7 +40,7 @@ impl Inputs {
             rotates,
             descales: Default::default(),
             rounds_rows: Auxiliary::RoundRows(dtype),
-            rounds_values: Auxiliary::RoundValues(dtype),
+            rounds_values: [Auxiliary::Moments(dtype), Auxiliary::RoundValues(dtype)],
         };
         match args.options.e4m3 {
             None => of_16_bits,
@@ -49,7 +49,7 @@ impl Inputs {
                 dim_v: args.v.shape[3] as u32,
                 descales: e4m3.descales().map(|of| descales_ref(of, false)),
                 rounds_rows: Auxiliary::ScaleRows,
-                rounds_values: Auxiliary::TransposeValues,
+                rounds_values: [Auxiliary::MomentsE4m3, Auxiliary::TransposeValues],
                 ..of_16_bits
             },
         }

@@ -14,10 +14,6 @@ use kernels::catalog::{self, Auxiliary, Family};
 use kernels::layout::fp8::{KEYS_LOG2, PAIR, parts_of, queries_log2, transposed_rows};
 use std::mem::offset_of;
 
-/// Bytes of values between a head's moments and its rounding: so many blocks have begun meanwhile that the moments are there, and the L2 cache of
-/// an H200, 50 MB, has the values still.
-const LAG_BYTES: usize = 16 << 20;
-
 /// What the launches that round leave in the workspace, by offsets.
 struct Rounded {
     q: TensorRef,
@@ -143,8 +139,7 @@ impl Draft {
         let scales = self
             .steps
             .reserve([kv_heads, key_blocks, size_of::<f32>()])?;
-        let counters = 2 + kv_heads;
-        let zeros = self.steps.reserve([counters, size_of::<u32>(), 1])?;
+        let counter = self.steps.reserve([1, 1, size_of::<u32>()])?;
         let [q_descale, k_descale, v_descale] = inputs.descales;
         let of_q = RoundRowsParams {
             rows: self.params.q,
@@ -165,8 +160,8 @@ impl Draft {
             shares: 0,
             negates: (p.scale < 0.0).into(),
             rotates: inputs.rotates.into(),
-            zeros,
-            zero_count: counters as u32,
+            counter,
+            padding: 0,
         };
         let of_k = RoundRowsParams {
             rows: self.params.k,
@@ -180,8 +175,7 @@ impl Draft {
             most_log2: KEYS_LOG2,
             shares: 1,
             negates: 0,
-            zeros: 0,
-            zero_count: 0,
+            counter: 0,
             ..of_q
         };
         let [q_place, k_place] = [
@@ -195,31 +189,24 @@ impl Draft {
         let rows = transposed_rows(p.dim_v as u32) as usize;
         let [parts, part_keys] = parts_of(p.seqlen_kv as u32);
         let moments = [kv_heads, 4 * parts as usize * p.dim_v, size_of::<f32>()];
-        let head_bytes = 2 * p.dim_v * p.seqlen_kv;
-        let lag = LAG_BYTES.div_ceil(head_bytes.max(1)).clamp(1, kv_heads.max(1));
         let bits = 4 * size_of::<u32>();
         let values = RoundValuesParams {
             values: self.params.v,
             descale: v_descale,
             rounded: self.steps.reserve([kv_heads, rows, keys])?,
-            columns: self
-                .steps
-                .reserve([kv_heads, rows, 2 * size_of::<f32>()])?,
+            columns: self.steps.reserve([kv_heads, rows, 2 * size_of::<f32>()])?,
             wrong_blocks: self
                 .steps
                 .reserve([kv_heads, key_blocks, size_of::<u32>()])?,
             wrong_values: self.steps.reserve([kv_heads, key_blocks * p.dim_v, bits])?,
             ranges,
             moments: self.steps.reserve(moments)?,
-            counters: zeros + size_of::<u32>() as u64,
             heads: p.kv_heads as u32,
             keys: p.seqlen_kv as u32,
             dim: p.dim_v as u32,
             parts,
             part_keys,
             row_dim: inputs.dim_v,
-            lag: lag as u32,
-            padding: 0,
         };
         let mut places = vec![
             offset_of!(RoundValuesParams, rounded),
@@ -227,21 +214,25 @@ impl Draft {
             offset_of!(RoundValuesParams, wrong_blocks),
             offset_of!(RoundValuesParams, wrong_values),
             offset_of!(RoundValuesParams, moments),
-            offset_of!(RoundValuesParams, counters),
         ];
         places.extend((ranges != 0).then_some(offset_of!(RoundValuesParams, ranges)));
-        let blocks = (kv_heads + lag) as u128 * (parts as usize + 1 + key_blocks) as u128;
-        let input = offset_of!(ForwardParams, v.address);
-        let copied = offset_of!(RoundValuesParams, values.address);
-        let kernel = inputs.rounds_values;
-        self.launch_round(kernel, blocks, &values, places, input, copied)?;
+        for (kernel, of_head) in inputs
+            .rounds_values
+            .into_iter()
+            .zip([parts as usize, key_blocks])
+        {
+            let tiles = (kv_heads * of_head) as u128;
+            let input = offset_of!(ForwardParams, v.address);
+            let copied = offset_of!(RoundValuesParams, values.address);
+            self.launch_round(kernel, tiles, &values, places.clone(), input, copied)?;
+        }
         Ok(Rounded {
             q: rows_of(q, p.heads, p.seqlen_q, row_bytes),
             k: rows_of(k, p.kv_heads, p.seqlen_kv, row_bytes),
             v: rows_of(values.rounded, p.kv_heads, rows, keys),
             q_scales,
             key_scales: scales,
-            counter: zeros,
+            counter,
             columns: values.columns,
             wrong_blocks: values.wrong_blocks,
             wrong_values: values.wrong_values,
@@ -262,7 +253,7 @@ impl Draft {
             offset_of!(RoundRowsParams, scales),
         ];
         places.extend((params.ranges != 0).then_some(offset_of!(RoundRowsParams, ranges)));
-        places.extend((params.zero_count != 0).then_some(offset_of!(RoundRowsParams, zeros)));
+        places.extend((params.counter != 0).then_some(offset_of!(RoundRowsParams, counter)));
         let copied = offset_of!(RoundRowsParams, rows.address);
         self.launch_round(kernel, tiles, params, places, input, copied)
     }

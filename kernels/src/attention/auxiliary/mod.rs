@@ -6,7 +6,7 @@
 //! | [`csr`] | pages of the CSR form, copied to a table |
 //! | [`pack`] | copies of tensors whose rows are not aligned |
 //! | [`spread`] | packed sequences, copied to where each begins at a multiple of a step |
-//! | [`round_rows`], [`round_values`], [`moments`], [`source`] | q, k and v, rounded to e4m3, and from what |
+//! | [`round_rows`], [`round_values`], [`source`] | q, k and v, rounded to e4m3, and from what |
 //! | [`find_ranges`] | tables of the keys that each query sees, of sequences |
 //! | [`find_blocks`] | the blocks that a boolean mask shows |
 //! | [`combine`] | partial results of all splits, combined |
@@ -19,7 +19,6 @@ pub mod find_blocks;
 pub mod find_ranges;
 mod kept;
 pub mod merge;
-pub mod moments;
 pub mod pack;
 pub mod round_rows;
 pub mod round_values;

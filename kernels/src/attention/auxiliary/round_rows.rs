@@ -25,12 +25,8 @@ pub unsafe fn round_rows<E: Source, const W: u32>(params: &RoundRowsParams) {
     const { assert!(32 * W == ROW_THREADS) }
     // SAFETY: the caller's promise.
     unsafe {
-        if special::block() == 0 {
-            let mut word = special::thread(ROW_THREADS);
-            while word < params.zero_count {
-                global::store_u32(params.zeros + 4 * u64::from(word), 0);
-                word += ROW_THREADS;
-            }
+        if params.counter != 0 && special::block() + special::thread(ROW_THREADS) == 0 {
+            global::store_u32(params.counter, 0);
         }
         match row_lanes(params.dim) {
             _ if params.rotates != 0 => rotate_block::<E, W>(params),

@@ -1,12 +1,11 @@
 //! Values, less the mean of each column, rounded to e4m3 and transposed.
 //!
-//! A block finds the [moments](super::moments) of a part of a head's keys, or rounds 128 keys of a head whose moments are there: so that these are
-//! in the L2 cache still, it is some heads behind. Half as far behind a block makes mean and scale of each column, always in one order. Infinities and NaN become 0, and count for neither; a block that has some notes which values they are. Keys that no query sees count for
-//! neither, too.
+//! The first kernel finds the moments of parts of the keys: sums, least and largest numbers of each column. In the second one a block
+//! takes 128 keys of a head. It makes mean and scale of each column, always in one order. Infinities and NaN become 0, and count for
+//! neither; a block that has some notes which values they are. Keys that no query sees count for neither, too.
 //!
 //! Values of e4m3 keep their means: without them they would be rounded again. They are scaled, so that sums in f16 hold.
 
-use super::moments::{Moments, counter_of, find_moments, moments_at};
 use super::source::{Rows, Source, is_finite, is_seen};
 use crate::abi::{FP8_BLOCK, RoundValuesParams};
 use crate::attention::workload::descales::descale;
@@ -15,7 +14,7 @@ use crate::layout::fp8::{
     VALUES_LOG2, inverse_of, row_lanes, scale_of, transposed_column, transposed_rows,
 };
 use crate::ptx::convert::e4m3;
-use crate::ptx::{barrier, global, math, shared, shuffle, special, vote};
+use crate::ptx::{barrier, global, math, shared, special, vote};
 use crate::tile::Element;
 use core::hint::cold_path;
 
@@ -25,60 +24,163 @@ const COLUMNS: u32 = 256;
 /// Words of a column of a tile.
 const TILE_WORDS: u32 = FP8_BLOCK / 4;
 
-/// Finds moments or rounds 128 keys, with `W` warps.
+/// Loads of a thread that are on their way at once.
+const AT_ONCE: usize = 8;
+
+/// Finds the moments of the block's part of the keys, with `W` warps.
 ///
 /// # Safety
-/// Launched as [`RoundValuesParams`] and the kernel's row of the [catalog](crate::catalog) say, with readable values, and all else writable.
+/// Launched as [`RoundValuesParams`] and the kernel's row of the [catalog](crate::catalog) say, with readable values and writable moments.
+#[inline(always)]
+pub unsafe fn moments<E: Source, const W: u32>(params: &RoundValuesParams) {
+    let (head, part) = (
+        special::block() / params.parts,
+        special::block() % params.parts,
+    );
+    // SAFETY: the launch has this many threads a block.
+    let thread = unsafe { special::thread(32 * W) };
+    let lanes = row_lanes(params.dim);
+    let (lane, rows) = (thread % lanes, 32 * W / lanes);
+    let column = CHUNK * lane;
+    let keys = Keys {
+        first: part * params.part_keys + thread / lanes,
+        end: params.keys.min((part + 1) * params.part_keys),
+        step: rows,
+    };
+    let values = values_of::<E>(params, head, column);
+    let mut found = [Moments::NONE; 8];
+    if keys.first < keys.end && column < params.dim {
+        // SAFETY: elements of the values.
+        unsafe {
+            let load = |key| values.load::<E>(key);
+            let is_seen = |key| is_seen(params.ranges, params.heads, [head, key], params.keys);
+            let all = match params.ranges {
+                0 => keys.moments::<E>(load),
+                _ => None,
+            };
+            found = all.unwrap_or_else(|| {
+                cold_path();
+                keys.moments_of_finite::<E>(load, is_seen)
+            });
+        }
+    }
+    // Of each moment a row for each group of lanes, and a word for each column.
+    let place = |moment: u32, row: u32, column: u32| {
+        shared::base() + 4 * ((moment * rows + row) * CHUNK * lanes + column)
+    };
+    // SAFETY: all threads of the block reach the barrier; one thread alone writes a word.
+    unsafe {
+        for i in 0..8 {
+            let column = CHUNK * lane + i as u32;
+            let words = found[i].words();
+            for moment in 0..4 {
+                let to = place(moment as u32, thread / lanes, column);
+                shared::store_u32(to, words[moment]);
+            }
+        }
+        barrier::block();
+        if thread < params.dim {
+            let mut found = Moments::NONE;
+            for row in 0..rows {
+                let words = [0, 1, 2, 3].map(|moment| shared::load_u32(place(moment, row, thread)));
+                found = found.add(Moments::of_words(words));
+            }
+            let to = moments_at(params, head, part, thread);
+            let words = found.words();
+            for moment in 0..4 {
+                let to = to + 4 * moment as u64 * u64::from(params.dim);
+                global::store_u32(to, words[moment]);
+            }
+        }
+    }
+}
+
+/// The keys of a thread: every `step`th one from `first` on.
+#[derive(Clone, Copy)]
+struct Keys {
+    first: u32,
+    end: u32,
+    step: u32,
+}
+
+impl Keys {
+    /// The moments of eight columns; `None` if a sum is not finite, so that a number may not be. All keys are seen.
+    #[inline(always)]
+    fn moments<E: Source>(self, load: impl Fn(u32) -> E::Eight) -> Option<[Moments; 8]> {
+        let mut sums = [0.0; 8];
+        let [mut least, mut most] = [E::pairs(load(self.first)); 2];
+        let mut first = self.first;
+        while first < self.end {
+            let mut loaded = [E::ZEROS; AT_ONCE];
+            for i in 0..AT_ONCE {
+                let key = first + self.step * i as u32;
+                if key < self.end {
+                    loaded[i] = load(key);
+                }
+            }
+            for i in 0..AT_ONCE {
+                if first + self.step * (i as u32) < self.end {
+                    let pairs = E::pairs(loaded[i]);
+                    let numbers = E::widen_pairs(pairs);
+                    for column in 0..8 {
+                        sums[column] += numbers[column];
+                    }
+                    for pair in 0..4 {
+                        least[pair] = E::smaller(least[pair], pairs[pair]);
+                        most[pair] = E::larger(most[pair], pairs[pair]);
+                    }
+                }
+            }
+            first += self.step * AT_ONCE as u32;
+        }
+        let [least, most] = [least, most].map(E::widen_pairs);
+        let mut found = [Moments::NONE; 8];
+        let mut are_finite = true;
+        for column in 0..8 {
+            are_finite &= is_finite(sums[column]);
+            found[column] = Moments {
+                sum: sums[column],
+                least: least[column],
+                most: most[column],
+                count: (self.end - self.first).div_ceil(self.step),
+            };
+        }
+        are_finite.then_some(found)
+    }
+
+    /// The moments of the finite numbers of keys that queries see.
+    #[inline(always)]
+    fn moments_of_finite<E: Source>(
+        self,
+        load: impl Fn(u32) -> E::Eight,
+        is_seen: impl Fn(u32) -> bool,
+    ) -> [Moments; 8] {
+        let mut found = [Moments::NONE; 8];
+        let mut key = self.first;
+        while key < self.end {
+            if is_seen(key) {
+                let numbers = E::widen(load(key));
+                for column in 0..8 {
+                    found[column].take(numbers[column]);
+                }
+            }
+            key += self.step;
+        }
+        found
+    }
+}
+
+/// Rounds the block's 128 keys, with `W` warps.
+///
+/// # Safety
+/// Launched as [`RoundValuesParams`] and the kernel's row of the [catalog](crate::catalog) say, behind [`moments`], with
+/// readable values, and writable rounded values and columns.
 #[inline(always)]
 pub unsafe fn round_values<E: Source, const W: u32>(params: &RoundValuesParams) {
-    let of_turn = params.parts + 1 + params.keys.div_ceil(FP8_BLOCK);
-    let heads = special::blocks() / of_turn - params.lag;
-    // SAFETY: all threads of a block make the same calls. Blocks that a block waits for have smaller numbers, so that they run.
-    unsafe {
-        let number = take_number::<W>(params);
-        let (turn, place) = (number / of_turn, number % of_turn);
-        let lag = if place > params.parts { params.lag } else { params.lag.div_ceil(2) };
-        let head = turn.wrapping_sub(if place < params.parts { 0 } else { lag });
-        if head >= heads {
-            return;
-        }
-        if place < params.parts {
-            find_moments::<E, W>(params, head, place);
-        } else if place == params.parts {
-            write_columns::<E, W>(params, head);
-        } else {
-            round_tile::<E, W>(params, head, place - params.parts - 1);
-        }
-    }
-}
-
-/// The number of the block in the order in which blocks begin.
-///
-/// # Safety
-/// The conditions of [`round_values`]; all threads of the block make the same call first.
-#[inline(always)]
-unsafe fn take_number<const W: u32>(params: &RoundValuesParams) -> u32 {
-    // SAFETY: the launch has this many threads a block, and the counter is the launch's.
-    unsafe {
-        if special::thread(32 * W) == 0 {
-            let number = global::count(params.counters, special::blocks() - 1);
-            shared::store_u32(shared::base(), number);
-        }
-        barrier::block();
-        let number = shuffle::first(shared::load_u32(shared::base()));
-        barrier::block();
-        number
-    }
-}
-
-/// Rounds 128 keys of a head, with `W` warps.
-///
-/// # Safety
-/// The conditions of [`round_values`]; all threads of the block make the same call.
-#[inline(always)]
-unsafe fn round_tile<E: Source, const W: u32>(params: &RoundValuesParams, head: u32, tile: u32) {
     let tiles = params.keys.div_ceil(FP8_BLOCK);
-    let number = head * tiles + tile;
+    // Last values first: the L2 cache still has them, of the kernel before.
+    let block = special::blocks() - 1 - special::block();
+    let (head, tile) = (block / tiles, block % tiles);
     // SAFETY: the launch has this many threads a block.
     let thread = unsafe { special::thread(32 * W) };
     let lanes = row_lanes(params.dim);
@@ -94,7 +196,7 @@ unsafe fn round_tile<E: Source, const W: u32>(params: &RoundValuesParams, head: 
     unsafe {
         // On their way while means and scales are read.
         let (mut four, mut seen) = units.load::<E>(params, thread);
-        read_columns::<E>(params, head, thread);
+        write_columns::<E, W>(params, head, tile, thread);
         let mut unit = thread;
         let mut wrong = 0;
         while unit < units.count() {
@@ -114,54 +216,32 @@ unsafe fn round_tile<E: Source, const W: u32>(params: &RoundValuesParams, head: 
             unit += 32 * W;
         }
         let is_wrong = barrier::block_any(wrong != 0);
-        store_tile::<W>(params, [head, tile], is_wrong, thread);
-        // Behind the votes: before them, the compiler lets this thread's warp stay apart.
         if thread == 0 {
-            let to = params.wrong_blocks + 4 * u64::from(number);
+            let to = params.wrong_blocks + 4 * u64::from(block);
             global::store_u32(to, is_wrong.into());
         }
-    }
-}
-
-/// Stores a tile of 128 keys, of which each warp has every `W`th row, and what is wrong in it.
-///
-/// # Safety
-/// The conditions of [`round_values`]; all threads of the block make the same call, with the tile in shared memory.
-#[inline(always)]
-unsafe fn store_tile<const W: u32>(
-    params: &RoundValuesParams,
-    [head, tile]: [u32; 2],
-    is_wrong: bool,
-    thread: u32,
-) {
-    const { assert!(W == 8) }
-    let (lanes, rows) = (row_lanes(params.dim), transposed_rows(params.dim));
-    let (lane, mut row) = (thread % 32, thread / 32);
-    let keys = params.keys.next_multiple_of(16);
-    let key = tile * FP8_BLOCK + 4 * lane;
-    let first = u64::from(head) * u64::from(rows) + u64::from(row);
-    let mut to = params.rounded + first * u64::from(keys) + u64::from(key);
-    let block = u64::from(head) * u64::from(params.keys.div_ceil(FP8_BLOCK)) + u64::from(tile);
-    while row < rows {
-        let column = transposed_column(row);
-        let mut word = 0;
-        // SAFETY: the caller's promise: one lane alone writes a word.
-        unsafe {
+        let keys = params.keys.next_multiple_of(16);
+        let (lane, mut row) = (thread % 32, thread / 32);
+        let (key, rows) = (tile * FP8_BLOCK + 4 * lane, transposed_rows(params.dim));
+        while row < rows {
+            let column = transposed_column(row);
+            let mut word = 0;
             if column < params.dim {
                 word = shared::load_u32(word_at(lanes, column, lane));
                 if is_wrong {
                     cold_path();
-                    let place = block * u64::from(params.dim) + u64::from(column);
+                    let place = u64::from(block) * u64::from(params.dim) + u64::from(column);
                     note_wrong(params.wrong_values + 16 * place, word);
                     word &= !(wrong_of(word) / 0x80 * 0xff);
                 }
             }
             if key < keys {
+                let row = u64::from(head) * u64::from(rows) + u64::from(row);
+                let to = params.rounded + row * u64::from(keys) + u64::from(key);
                 global::store_u32(to, word);
             }
+            row += W;
         }
-        to += u64::from(W) * u64::from(keys);
-        row += W;
     }
 }
 
@@ -205,76 +285,36 @@ unsafe fn note_wrong(to: u64, word: u32) {
     }
 }
 
-/// Makes scales and means of a head's columns, of moments, and writes them for the kernel that multiplies, with descales of e4m3. What rounds takes the
-/// place of the first part's moments: a factor, and what is added. As the factor is a power of two, to add behind it rounds as to subtract before.
+/// Writes scales and means of the columns, to shared memory, and in a head's first block for the kernel that multiplies, with descales of
+/// e4m3. Numbers are multiplied, and something is added: the factor is a power of two, so that to add behind it rounds as to subtract before.
 ///
 /// # Safety
 /// The conditions of [`round_values`]; all threads of the block make the same call.
 #[inline(always)]
-unsafe fn write_columns<E: Source, const W: u32>(params: &RoundValuesParams, head: u32) {
-    // SAFETY: the launch has this many threads a block.
-    let thread = unsafe { special::thread(32 * W) };
+unsafe fn write_columns<E: Source, const W: u32>(
+    params: &RoundValuesParams,
+    head: u32,
+    tile: u32,
+    thread: u32,
+) {
     let rows = transposed_rows(params.dim);
     let place = u64::from(head) * u64::from(rows) + u64::from(transposed_column(thread));
     let columns = params.columns + 8 * place;
-    // SAFETY: one thread alone writes a number; all reach the barriers. A warp has waited for what blocks with smaller numbers write.
+    // SAFETY: one thread alone writes a number; all reach the barrier.
     unsafe {
-        wait::<0>(params, head, thread);
         if thread < params.dim {
             let column = Column::of::<E>(params, head, thread);
-            let descale = match E::IS_E4M3 {
-                true => descale(&params.descale, [head / params.heads, head % params.heads]),
-                false => 1.0,
-            };
-            global::store_f32x2(columns, [column.scale * descale, column.mean]);
-            let [factor, shift] = rounding_at(params, head, thread);
-            global::store_f32(factor, column.factor());
-            global::store_f32(shift, -column.mean * column.factor());
-        } else if thread < rows {
+            shared::store_f32(of_column(thread), column.factor());
+            shared::store_f32(of_column(thread) + 4, -column.mean * column.factor());
+            if tile == 0 {
+                let descale = match E::IS_E4M3 {
+                    true => descale(&params.descale, [head / params.heads, head % params.heads]),
+                    false => 1.0,
+                };
+                global::store_f32x2(columns, [column.scale * descale, column.mean]);
+            }
+        } else if tile == 0 && thread < rows {
             global::store_f32x2(columns, [0.0; 2]);
-        }
-        barrier::block();
-        if thread < 32 {
-            global::count_once(counter_of(params, head));
-        }
-    }
-}
-
-/// Reads what rounds a head's columns to shared memory.
-///
-/// # Safety
-/// The conditions of [`round_values`]; all threads of the block make the same call.
-#[inline(always)]
-unsafe fn read_columns<E: Source>(params: &RoundValuesParams, head: u32, thread: u32) {
-    // SAFETY: one thread alone writes a number; all reach the barriers.
-    unsafe {
-        wait::<1>(params, head, thread);
-        if thread < params.dim {
-            let rounding = rounding_at(params, head, thread).map(|at| global::load_f32(at));
-            shared::store_f32(of_column(thread), rounding[0]);
-            shared::store_f32(of_column(thread) + 4, rounding[1]);
-        }
-        barrier::block();
-    }
-}
-
-/// Addresses of a column's factor, and of what is added then.
-#[inline(always)]
-fn rounding_at(params: &RoundValuesParams, head: u32, column: u32) -> [u64; 2] {
-    let first = moments_at(params, head, 0, column);
-    [first, first + 4 * u64::from(params.dim)]
-}
-
-/// Waits for the moments of a head and, if `MORE` is 1, for its columns.
-///
-/// # Safety
-/// The conditions of [`round_values`]; all threads of the block make the same call.
-#[inline(always)]
-unsafe fn wait<const MORE: u32>(params: &RoundValuesParams, head: u32, thread: u32) {
-    // SAFETY: the caller's promise.
-    unsafe {
-        if thread < 32 {
-            global::wait_for_count(counter_of(params, head), params.parts + MORE);
         }
         barrier::block();
     }
@@ -282,7 +322,7 @@ unsafe fn wait<const MORE: u32>(params: &RoundValuesParams, head: u32, thread: u
 
 /// The values of a head from a column on.
 #[inline(always)]
-pub fn values_of<E: Source>(params: &RoundValuesParams, head: u32, column: u32) -> Rows {
+fn values_of<E: Source>(params: &RoundValuesParams, head: u32, column: u32) -> Rows {
     let dim = if E::IS_E4M3 {
         params.row_dim
     } else {
@@ -345,6 +385,64 @@ impl Units {
     }
 }
 
+/// The moments of numbers.
+#[derive(Clone, Copy)]
+struct Moments {
+    sum: f32,
+    least: f32,
+    most: f32,
+    /// Keys that queries see, of all columns alike.
+    count: u32,
+}
+
+impl Moments {
+    const NONE: Self = Moments {
+        sum: 0.0,
+        least: f32::INFINITY,
+        most: f32::NEG_INFINITY,
+        count: 0,
+    };
+
+    /// Takes in a number of a key that a query sees.
+    #[inline(always)]
+    fn take(&mut self, x: f32) {
+        self.count += 1;
+        if is_finite(x) {
+            self.sum += x;
+            self.least = self.least.min(x);
+            self.most = self.most.max(x);
+        }
+    }
+
+    /// The moments of these numbers and others.
+    #[inline(always)]
+    fn add(self, other: Self) -> Self {
+        Moments {
+            sum: self.sum + other.sum,
+            least: self.least.min(other.least),
+            most: self.most.max(other.most),
+            count: self.count + other.count,
+        }
+    }
+
+    #[inline(always)]
+    fn words(self) -> [u32; 4] {
+        let [sum, least, most] = [self.sum, self.least, self.most].map(f32::to_bits);
+        [sum, least, most, self.count]
+    }
+
+    #[inline(always)]
+    fn of_words([sum, least, most, count]: [u32; 4]) -> Self {
+        let [sum, least, most] = [sum, least, most].map(f32::from_bits);
+        Moments {
+            sum,
+            least,
+            most,
+            count,
+        }
+    }
+}
+
 /// What a column has.
 struct Column {
     /// 0 of e4m3, and if f32 does not hold it, or the distance of a number from it.
@@ -397,4 +495,11 @@ impl Column {
             is_constant: spread(mean) == 0.0,
         }
     }
+}
+
+/// Address of the first moment of a part's column.
+#[inline(always)]
+fn moments_at(params: &RoundValuesParams, head: u32, part: u32, column: u32) -> u64 {
+    let part = u64::from(head) * u64::from(params.parts) + u64::from(part);
+    params.moments + 4 * (4 * part * u64::from(params.dim) + u64::from(column))
 }

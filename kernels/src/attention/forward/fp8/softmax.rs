@@ -229,7 +229,11 @@ impl Softmax {
         let largest = unsafe { shuffle::reduce::<4>(low.max(high), f32::max) };
         let of_block = math::fma(largest, factor, -LARGEST_LOG2);
         // SAFETY: the caller's promise.
-        let rise = if rises { unsafe { self.rise_of(r) } } else { 0.0 };
+        let rise = if rises {
+            unsafe { self.rise_of(r) }
+        } else {
+            0.0
+        };
         self.refer(r, (self.reference[r] + rise).max(of_block))
     }
 
