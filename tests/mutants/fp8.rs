@@ -85,6 +85,13 @@ pub const MUTANTS: &[Mutant] = &[
         change: remove,
     },
     Mutant {
+        what: "columns of a tile read before they are there",
+        kernel: MAIN,
+        pattern: "mbarrier.try_wait",
+        which: Nth(8),
+        change: at_once,
+    },
+    Mutant {
         what: "old maxima for all scores",
         kernel: MAIN,
         pattern: "vote.sync.any",
@@ -297,6 +304,12 @@ fn cut_to_bf16(line: &str) -> String {
 fn keep_left(line: &str) -> String {
     let (difference, _) = line.rsplit_once(',').expect("two operands");
     difference.replace("sub.rn.f16x2", "mov.b32") + ";"
+}
+
+/// A wait that ends at once.
+fn at_once(line: &str) -> String {
+    let (label, _) = line.split_once(':').expect("a label");
+    format!("{label}: setp.eq.u32 done, 0, 0;")
 }
 
 /// A vote of the block's threads becomes each thread's own.

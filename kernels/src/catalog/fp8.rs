@@ -15,7 +15,7 @@ const fn own(consumers: u32, keys: u32, stages: u32, q_slices: u32) -> Tile {
 }
 
 /// O takes `dim / 4` registers, S 32, and P 16. Up to 128 there is room for four warpgroups, which hide more of what each waits for; at 64 for
-/// Q, too, 11 % there. At 256 three warpgroups leave room for two stages: 25 % slower than two warpgroups.
+/// Q, too, 11 % there. At 256 three warpgroups leave room for two stages, 25 % slower than two warpgroups, which have registers for Q: 1 %.
 pub(super) const SM90: Tiles = &[
     (64, own(4, 128, 8, 64 / K)),
     (128, own(4, 128, 4, 0)),

@@ -7,8 +7,8 @@
 //! rounded, and e4m3 adds up to 1/17 to a probability: sums of probabilities may come to 30900. Where that of a row nears it, its reference
 //! rises by 1, which halves its probabilities.
 //!
-//! Where one row of a warp has to follow, all 16 do: few blocks are computed again. So a row's result depends on the other rows of its warp,
-//! which are the same ones in each call: tiles begin at fixed rows of a sequence.
+//! Where one row of a warp has to follow or rise, others do that soon would: few blocks are computed again. So the roundings of a row depend on the
+//! 16 rows of its warp.
 
 use super::polynomial;
 use crate::ptx::{convert, half, math, shuffle, vote};
