@@ -64,7 +64,8 @@ pub struct RoundValuesParams {
     /// and how many keys queries see.
     pub moments: u64,
     /// Device address of the rounded values, e4m3 `[batch, heads, rows, keys16]`: keys are [transposed](crate::layout::fp8::transposed_key),
-    /// and so are [columns](crate::layout::fp8::transposed_column), with [rows](crate::layout::fp8::transposed_rows) of 0 behind them. `keys16` is `keys` rounded up to a multiple of 16, with any finite numbers behind them, whose probabilities are 0.
+    /// and so are [columns](crate::layout::fp8::transposed_column), with [rows](crate::layout::fp8::transposed_rows) of 0 behind them. `keys16`
+    /// is `keys` rounded up to a multiple of 16, with any finite numbers behind them, whose probabilities are 0.
     pub rounded: u64,
     /// Device address of [scales and means](Fp8Params::columns).
     pub columns: u64,

@@ -108,13 +108,14 @@ pub unsafe fn consume<
                     rows.finish(&mut consumer);
                 }
             }
-            // Held over the loop, it spills 48 to 148 bytes.
+            // Q of the next tile may come. Held over the loop, the job spills 48 to 148 bytes.
             job = again(|| Job::load(memory.job(slot)));
             mbarrier::arrive(memory.q_full(slot) + 8);
             while walk.passes_last(j) {
                 j = opaque(j - 1);
                 consumer.pass();
             }
+            // The number of the tile.
             let end = Ring::<1>(q.0 / K::WARPGROUPS);
             end.wait(memory.columns_full());
             store::<K, U, OT, _, _>(launch, memory, job, rows);

@@ -43,7 +43,8 @@
 //! products with sums in f16, and 1603 beside those in f32 (docs/diary.md, "what bounds FP8").
 //!
 //! Registers of a consumer at D = 128: O 32, S 32, P 16, of 112, for four warpgroups. At D = 64 O takes 16, and Q has 8. There exponentials take
-//! twice as long as products, and three in eight are polynomials. At D = 256 O takes 64, two P 32, and Q 32, of 240. Outer sums take as many as O: with them there are three warpgroups at 128.
+//! twice as long as products, and three in eight are polynomials. At D = 256 O takes 64, two P 32, and Q 32, of 240. Outer sums take as many as O:
+//! with them there are three warpgroups at 128.
 //!
 //! What belongs to a tile is loaded, too: scales of rows come with Q; scales and means of columns, and whether values are not finite, behind its last
 //! keys. So the epilogue waits for no load, and Q of the next tile comes meanwhile, also at D = 256, where a warpgroup has
