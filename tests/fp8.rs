@@ -48,6 +48,7 @@ pub fn tests() -> Vec<Test> {
             PASSED
         }),
         Test::new("largest_sums", largest_sums),
+        Test::new("constant", constant),
         Test::new("outliers", |device| outliers(device, in_fp8)),
         Test::new("no_more_than_rounding", no_more_than_rounding),
         Test::new("rotated", |device| {
@@ -269,6 +270,21 @@ fn largest_sums(device: &Device) -> Outcome {
         }
         inputs.v.fill(1.99);
         inputs.v.slice_mut(s![.., .., 128..flat, ..]).fill(-1.99);
+        case.run(device, &inputs)?;
+    }
+    PASSED
+}
+
+/// A column of values that are all one large number, whose mean f32 does not hold once it is divided by the scale of what is left.
+fn constant(device: &Device) -> Outcome {
+    for seqlen_kv in [1, 300] {
+        let case = in_fp8(Case {
+            dtype: Dtype::Bf16,
+            seqlen_kv,
+            ..Case::default()
+        });
+        let mut inputs = case.inputs();
+        inputs.v.slice_mut(s![.., .., .., 1]).fill(1e30);
         case.run(device, &inputs)?;
     }
     PASSED

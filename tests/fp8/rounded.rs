@@ -115,7 +115,7 @@ impl Found<'_> {
     fn compare_values(&self, step: usize, expected: &Rounded) -> Outcome {
         let rounded = self.at(step, offset_of!(RoundValuesParams, rounded));
         let columns = self.at(step, offset_of!(RoundValuesParams, columns));
-        let (_, heads, keys, dim) = expected.v.dim();
+        let (batch, heads, keys, dim) = expected.v.dim();
         let row_bytes = keys.next_multiple_of(16);
         let v_rows = transposed_rows(dim as u32) as usize;
         for ((b, h, key, column), &value) in expected.v.indexed_iter() {
@@ -128,8 +128,7 @@ impl Found<'_> {
             expect(place, x * scale + mean, value)?;
         }
         // Probabilities are 0 behind the keys: no NaN may be there.
-        let count = expected.means.len() / dim.max(1) * v_rows;
-        let rows = rounded.chunks(row_bytes).take(count);
+        let rows = rounded.chunks(row_bytes).take(batch * heads * v_rows);
         if let Some(byte) = rows.flatten().position(|&byte| byte & 0x7f == 0x7f) {
             return Err(format!("NaN at byte {byte} of the transposed values").into());
         }

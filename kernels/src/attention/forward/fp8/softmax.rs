@@ -69,7 +69,7 @@ impl Softmax {
     /// The attempt's operands are there before the vote: the assembler moves what only one side needs behind it, where no exponential
     /// runs beside.
     ///
-    /// Where exponentials bound the loop, a part of them is a polynomial. References [rise](Self::rise) here, where they do not before.
+    /// With polynomials, a part of the exponentials is one: where these bound the loop. References rise here, or [before](Self::rise).
     ///
     /// # Safety
     /// Every lane of the warp makes the same call.

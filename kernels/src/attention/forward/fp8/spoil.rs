@@ -57,13 +57,10 @@ unsafe fn spoil_column<K: Kernel>(
     wrong: [u32; 4],
 ) {
     let (params, work) = (&launch.forward, &part.work);
-    let (first_row, rows) = (
-        work.first_row::<K::Score>(),
-        work.row_count::<K::Score>() as i32,
-    );
+    let rows = part.rows();
     let to = work.q_rows(&params.o);
-    let mut row = part.first.max(first_row);
-    while row < rows.min(part.first + 16) {
+    let mut row = part.first.max(rows.start);
+    while row < rows.end.min(part.first + 16) {
         let keys = part.mask.keys(work.query(row as u32));
         let keys = keys.counted_from((FP8_BLOCK * block) as i32);
         let [start, end] = [keys.start(), keys.end()].map(|key| key.max(0).min(FP8_BLOCK as i32));

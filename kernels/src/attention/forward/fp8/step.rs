@@ -80,8 +80,8 @@ where
     [HalfAccumulator; NT]: Products,
     [HalfAccumulator; OT]: Products,
 {
-    /// Whether `P V` of a whole block runs during the softmax of the next one: where O takes half of the registers, two warpgroups
-    /// do not fill the tensor cores otherwise.
+    /// Whether `P V` of a whole block runs during the softmax of the next one: at 256, where two warpgroups do not fill the tensor cores
+    /// otherwise.
     pub const IS_LATE: bool = OT > 8;
 
     /// Whether `P V` of a block is issued before the scores of the next one, so that a warpgroup waits once for both: 3 to 10 % at 128.
@@ -90,7 +90,7 @@ where
     /// Whether a part of the exponentials is a polynomial: where they take twice as long as products. -1 % at 128.
     const HAS_POLYNOMIALS: bool = OT <= 4;
 
-    /// Whether references rise because of sums by a vote of its own, while products are under way: 6 % at 128, -3 % at 64.
+    /// Whether references rise because of sums by a vote of its own, while products are under way: 6 % at 128, full, -3 % at 64.
     const RISES_BEFORE: bool = OT > 4;
 
     /// Line 5: before the first block.

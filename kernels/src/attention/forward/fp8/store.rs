@@ -129,17 +129,14 @@ unsafe fn store_f32_rows<K: Kernel, const OT: usize>(
     totals: [Total; 2],
 ) {
     let (params, work) = (&launch.forward, &part.work);
-    let (first_row, rows) = (
-        work.first_row::<K::Score>(),
-        work.row_count::<K::Score>() as i32,
-    );
+    let rows = part.rows();
     let to = work.q_rows(&params.o);
     let columns = opaque(launch.o_columns);
     let finished = totals.map(Total::finish);
     let inverses = finished.map(|(inverse, _)| inverse);
     let places = [0, 1].map(|r| {
         let row = part.first + (lane / 4 + 8 * r) as i32;
-        let exists = row >= first_row && row < rows;
+        let exists = row >= rows.start && row < rows.end;
         let columns = if exists { columns } else { 0 };
         (row as u32, to.at(row as u32), columns)
     });

@@ -174,6 +174,12 @@ impl<K: Kernel> Part<K> {
         }
     }
 
+    /// The rows of the tile that exist.
+    #[inline(always)]
+    pub fn rows(&self) -> Range<i32> {
+        self.work.first_row::<K::Score>()..self.work.row_count::<K::Score>() as i32
+    }
+
     /// The keys that the first and the last of `count` rows see, among rows that exist.
     #[inline(always)]
     pub fn ends(&self, count: u32) -> [Keys<K>; 2] {
