@@ -11,7 +11,7 @@ use ferroattn::{Class, Device, Dtype, Fp8, Problem, Rounded, bf16, f16};
 use ndarray::{Array1, Array2, Array4, Axis, s};
 use proptest::prelude::*;
 use tests::strategy::{cases, check_some, few};
-use tests::{Case, Outcome, PASSED, Test};
+use tests::{Case, Layout, Outcome, PASSED, Test};
 
 /// The tests of this file.
 pub fn tests() -> Vec<Test> {
@@ -167,7 +167,7 @@ fn lengths(device: &Device) -> Outcome {
     PASSED
 }
 
-/// Grouped heads, several entries, head dims that are padded, and a negative scale.
+/// Grouped heads, several entries, head dims that are padded, a negative scale, and q in layouts that no tensor map describes.
 fn heads(device: &Device) -> Outcome {
     for (i, (batch, heads, kv_heads, dim)) in
         [(2, 4, 2, 40), (1, 6, 1, 72), (3, 2, 2, 136), (2, 3, 3, 9)]
@@ -184,6 +184,7 @@ fn heads(device: &Device) -> Outcome {
             dim,
             causal: i % 2 == 0,
             scale: (i % 2 == 1).then_some(-0.2),
+            q: [Layout::Bnhd, Layout::Reversed, Layout::Shifted, Layout::OneRow][i],
             ..Case::default()
         };
         in_fp8(case).check(device)?;

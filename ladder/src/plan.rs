@@ -68,6 +68,7 @@ unsafe impl Planner for Ladder {
             values_in_keys: false,
             reads_e4m3: false,
             is_fp8: false,
+            rounds_q: false,
             has_votes: false,
         };
         let splits = match shape.main_loop {

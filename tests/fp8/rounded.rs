@@ -76,9 +76,14 @@ fn compare<T: Element>(device: &Device, case: &Case, fp8: Fp8) -> Outcome {
         plan: &plan,
         memory: &memory.to_vec()?,
     };
-    found.compare_rows(0, &expected.q, 1)?;
-    found.compare_rows(1, &expected.k, FP8_BLOCK as usize)?;
-    found.compare_values(3, &expected)
+    // The main kernel rounds q, unless it is rotated.
+    let first = plan.steps.len() - 4;
+    assert_eq!(first, usize::from(fp8.hadamard), "launches that round q");
+    if first == 1 {
+        found.compare_rows(0, &expected.q, 1)?;
+    }
+    found.compare_rows(first, &expected.k, FP8_BLOCK as usize)?;
+    found.compare_values(first + 2, &expected)
 }
 
 /// The workspace of a plan that ran.

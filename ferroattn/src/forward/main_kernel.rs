@@ -6,7 +6,7 @@ use crate::device::Facts;
 use crate::entry::Entry;
 #[cfg(doc)]
 use kernels::abi::Switch;
-use kernels::catalog::{Dtype, Kernel, Loop, MaskKind};
+use kernels::catalog::{Dtype, Kernel, Levels, Loop, MaskKind};
 
 /// The kernel that does the work of an attention call, as a plan sees it.
 #[derive(Clone, Copy, Debug)]
@@ -48,6 +48,8 @@ pub struct MainKernel {
     pub reads_e4m3: bool,
     /// Whether it multiplies e4m3.
     pub is_fp8: bool,
+    /// Whether it rounds a q of 16 bits itself.
+    pub rounds_q: bool,
     /// Whether rows of a warp vote on their maxima, unless [`Switch::Exact`] is on.
     pub has_votes: bool,
 }
@@ -101,6 +103,7 @@ impl From<&'static Kernel> for MainKernel {
             ),
             reads_e4m3: forward.reads_e4m3(),
             is_fp8: forward.kind.multiplies_e4m3(),
+            rounds_q: forward.kind.main_loop == Loop::Fp8(Levels::One),
         }
     }
 }

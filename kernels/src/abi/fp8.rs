@@ -7,7 +7,7 @@ pub const FP8_BLOCK: u32 = 128;
 
 /// Arguments of the kernel that rounds rows of q or k to e4m3. Scales are powers of two, so that they round nothing.
 ///
-/// The grid is one-dimensional, with `batch * heads * ceil(rows / 128)` blocks.
+/// The grid is one-dimensional: a block takes as many [tiles](crate::layout::fp8::row_tiles) as its threads have room for.
 #[repr(C)]
 #[cfg_attr(not(target_arch = "nvptx64"), derive(bytemuck::NoUninit))]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -43,8 +43,8 @@ pub struct RoundRowsParams {
     pub negates: u32,
     /// 1 if rows are rotated by a Hadamard matrix, else 0.
     pub rotates: u32,
-    /// Zero: rounds the size up to a multiple of 8 bytes.
-    pub padding: u32,
+    /// Tiles: `batch * heads * ceil(rows / 128)`.
+    pub tiles: u32,
 }
 
 /// Arguments of the two kernels that round v to e4m3: the one that finds the moments of its columns, and the one that rounds.
@@ -94,7 +94,7 @@ pub struct RoundValuesParams {
 #[cfg_attr(not(target_arch = "nvptx64"), derive(bytemuck::NoUninit))]
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Fp8Params {
-    /// Boxes of 64 rows of the rounded q, in pairs of e4m3.
+    /// Boxes of 64 rows of q: of 16 bits, or rounded, in pairs of e4m3.
     pub q: TensorMap,
     /// Boxes of Bc rows of the rounded k, in pairs of e4m3.
     pub k: TensorMap,
@@ -102,7 +102,7 @@ pub struct Fp8Params {
     pub v: TensorMap,
     /// Sizes, o and lse; q, k and v are unused.
     pub forward: ForwardParams,
-    /// Device address of the scales of q, `f32[batch, heads, seqlen_q]`.
+    /// Device address of the scales of q, `f32[batch, heads, seqlen_q]`; 0 if q is of 16 bits, which the kernel rounds.
     pub q_scales: u64,
     /// Device address of the scales of blocks of 128 keys, `f32[batch, kv_heads, blocks]`.
     pub key_scales: u64,
@@ -123,6 +123,10 @@ pub struct Fp8Params {
     /// Columns of o, where [`Switch::F32Output`](super::Switch::F32Output) is on. Then strides count two elements of 16 bits for one,
     /// and [`o_aligned`](ForwardParams::o_aligned) says that fours of columns lie at multiples of 16 bytes, none beyond a row.
     pub o_columns: u32,
+    /// Of q of 16 bits, [what it is rounded below](RoundRowsParams::most_log2).
+    pub q_most_log2: i32,
+    /// Of q of 16 bits, 1 if numbers change their sign, else 0.
+    pub negates_q: u32,
     /// Zero: rounds the size up to a multiple of 8 bytes.
     pub padding: u32,
 }

@@ -78,6 +78,8 @@ pub(super) fn all() -> impl Iterator<Item = Kernel> {
     let pack = Launch::new(Auxiliary::WARPS, 8, 16 * 32 * Auxiliary::WARPS);
     // A word a warp.
     let round_rows = Launch::new(16, 2, 4 * 16);
+    // With two blocks on a multiprocessor the rows that it loads ahead spill.
+    let scale_rows = Launch::new(16, 1, 4 * 16);
     let blocks = Launch::new(16, 1, 4 * 16);
     // Four words of 8 columns a thread.
     let moments = Launch::new(8, 2, 4 * 8 * 4 * 32 * 8);
@@ -99,7 +101,7 @@ pub(super) fn all() -> impl Iterator<Item = Kernel> {
         (Unpack, Row("unpack", "PackParams", "pack::unpack", sm80, plain)),
         (Spread, Row("spread", "SpreadParams", "spread::spread", sm80, plain)),
         (Gather, Row("gather", "SpreadParams", "spread::gather", sm80, plain)),
-        (ScaleRows, Row("scale_rows", "RoundRowsParams", "round_rows::round_rows", sm90a, round_rows)),
+        (ScaleRows, Row("scale_rows", "RoundRowsParams", "round_rows::round_rows", sm90a, scale_rows)),
         (MomentsE4m3, Row("moments_e4m3", "RoundValuesParams", "round_values::moments", sm90a, moments)),
         (TransposeValues, Row("transpose_values", "RoundValuesParams", "round_values::round_values", sm90a, round_values)),
         (Ranges, Row("ranges", "RangesParams", "find_ranges::find_ranges", sm80, plain)),

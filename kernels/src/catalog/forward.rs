@@ -148,7 +148,7 @@ impl Forward {
             Loop::Fp8(_) => {
                 let roles = self.roles();
                 generic! { fp8:
-                    W = roles.consumers, DT = dt, OT = dt, NT = kt, PT = kt / 2, QT = qt / 2,
+                    W = roles.consumers, DT = dt, OT = dt, NT = kt, PT = kt / 2, QT = dt / 2, QR = qt.min(1),
                     NQ = roles.q_slots, S = s, GIVEN = roles.given, TAKEN = roles.taken
                 }
             }

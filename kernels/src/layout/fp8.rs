@@ -39,6 +39,13 @@ pub const fn row_lanes(dim: u32) -> u32 {
     }
 }
 
+/// Tiles of 128 rows that a block rounds at once: a thread has eight rows.
+#[must_use]
+#[inline(always)]
+pub const fn row_tiles(dim: u32) -> u32 {
+    8 * ROW_THREADS / row_lanes(dim) / FP8_BLOCK
+}
+
 /// Which of a lane's eight numbers change their sign before a rotation: a bit each, of multiples of the golden ratio.
 #[must_use]
 #[inline(always)]
@@ -133,6 +140,8 @@ const fn below(key: u32, byte: u32) -> u32 {
 /// ```text
 /// Q | K, V of stage 0 | K, V of stage 1 | ... | barriers | jobs | scales of rows | columns | whether values are wrong | scales of keys
 /// ```
+///
+/// Rows of Q of 16 bits are *wide*: they pass through stages, one for two warpgroups, and are rounded on the way to their slot, or to registers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fp8Memory {
     base: u32,
@@ -168,6 +177,17 @@ impl Fp8Memory {
     #[inline(always)]
     pub const fn k(&self, stage: u32) -> Panels {
         panels(self.stage(stage), self.keys, self.dim)
+    }
+
+    /// 64 rows of wide Q in a stage, the first or the second ones.
+    #[must_use]
+    #[inline(always)]
+    pub const fn wide_q(&self, stage: u32, half: u32) -> Panels {
+        Panels {
+            base: self.stage(stage) + half * PAIR * self.q_bytes(),
+            rows: 64,
+            width: Panels::width_for(self.dim),
+        }
     }
 
     /// V of a stage, transposed: a row for each column.

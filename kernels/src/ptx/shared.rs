@@ -36,6 +36,9 @@ thread writes them now.";
     /// Reads 4 bytes.
     load_u32 = "ld.shared.b32 {}, [{}];" (a: u32 in reg32);
 
+    /// Reads 8 bytes.
+    load_u32x2 = "ld.shared.v2.b32 {{{}, {}}}, [{}];" [a b: u32 in reg32; 2];
+
     /// Reads an f32.
     load_f32 = "ld.shared.f32 {}, [{}];" (a: f32 in reg32);
 

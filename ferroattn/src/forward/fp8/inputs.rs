@@ -1,9 +1,11 @@
 //! What a call in FP8 rounds, and by which kernels.
 
+use crate::forward::main_kernel::MainKernel;
 use crate::forward::{Problem, RawForward};
 use crate::options::descales_ref;
+use crate::tensor_map::has_map;
 use kernels::abi::DescalesRef;
-use kernels::catalog::{Auxiliary, Dtype};
+use kernels::catalog::Auxiliary;
 use kernels::layout::element::CHUNK;
 use kernels::layout::fp8::row_lanes;
 
@@ -19,7 +21,9 @@ pub struct Inputs {
     pub rotates: bool,
     /// What multiplies q, k and v of e4m3.
     pub descales: [DescalesRef; 3],
-    /// What rounds q and k.
+    /// Whether the main kernel rounds q: of 16 bits, and where a map can describe it.
+    pub rounds_q_late: bool,
+    /// What rounds k, and q otherwise.
     pub rounds_rows: Auxiliary,
     /// What finds moments of v, and what rounds it.
     pub rounds_values: [Auxiliary; 2],
@@ -27,7 +31,8 @@ pub struct Inputs {
 
 impl Inputs {
     /// The inputs of a call whose problem has dims that are [padded](Problem::in_vectors).
-    pub fn new(dtype: Dtype, p: &Problem, args: &RawForward) -> Self {
+    pub fn new(kernel: &MainKernel, p: &Problem, args: &RawForward) -> Self {
+        let dtype = kernel.dtype;
         let rotates = args.options.fp8.is_some_and(|fp8| fp8.hadamard);
         let row_bytes = match rotates {
             true => (CHUNK * row_lanes(p.dim as u32)) as usize,
@@ -39,6 +44,7 @@ impl Inputs {
             row_bytes,
             rotates,
             descales: Default::default(),
+            rounds_q_late: kernel.rounds_q && !rotates && has_map(&args.q),
             rounds_rows: Auxiliary::RoundRows(dtype),
             rounds_values: [Auxiliary::Moments(dtype), Auxiliary::RoundValues(dtype)],
         };
@@ -48,6 +54,7 @@ impl Inputs {
                 dim: args.q.shape[3] as u32,
                 dim_v: args.v.shape[3] as u32,
                 descales: e4m3.descales().map(|of| descales_ref(of, false)),
+                rounds_q_late: false,
                 rounds_rows: Auxiliary::ScaleRows,
                 rounds_values: [Auxiliary::MomentsE4m3, Auxiliary::TransposeValues],
                 ..of_16_bits

@@ -4,23 +4,23 @@ use super::inputs::Inputs;
 use crate::error::Result;
 use crate::forward::plan::Draft;
 use crate::forward::{Problem, RawForward};
-use crate::plan::{MapPlace, Step};
+use crate::plan::{MapPlace, Step, grid};
 use crate::tensor_map::tensor_map;
 use bytemuck::NoUninit;
 use kernels::abi::{
     FP8_BLOCK, ForwardParams, Fp8Params, RoundRowsParams, RoundValuesParams, TensorRef,
 };
 use kernels::catalog::{self, Auxiliary, Family};
-use kernels::layout::fp8::{KEYS_LOG2, PAIR, parts_of, queries_log2, transposed_rows};
+use kernels::layout::fp8::{KEYS_LOG2, PAIR, parts_of, queries_log2, row_tiles, transposed_rows};
 use std::mem::offset_of;
 
 /// What the launches that round leave in the workspace, by offsets.
 struct Rounded {
-    q: TensorRef,
+    /// q and its scales, unless the main kernel rounds it.
+    q: Option<(TensorRef, u64)>,
     k: TensorRef,
     /// Transposed.
     v: TensorRef,
-    q_scales: u64,
     key_scales: u64,
     /// A counter that is 0.
     counter: u64,
@@ -30,7 +30,7 @@ struct Rounded {
 }
 
 impl Draft {
-    /// Adds the launches that round q, k and v, and that of a kernel for head dims up to `dim`: `blocks` blocks, or fewer if there
+    /// Adds the launches that round q, k and v, and that of a kernel for head dims up to `dim`: a block for each multiprocessor, or fewer if there
     /// are fewer tiles.
     ///
     /// # Errors
@@ -40,23 +40,29 @@ impl Draft {
         problem: &Problem,
         args: &RawForward,
         dim: u32,
-        blocks: u32,
+        multiprocessors: u32,
     ) -> Result<()> {
         /// Queries of a box; a warpgroup takes one box.
         const BOX_QUERIES: u32 = 64;
         let (kernel, forward, p) = (self.kernel, self.params, problem);
-        let inputs = Inputs::new(kernel.dtype, p, args);
+        let inputs = Inputs::new(&kernel, p, args);
         let rounded = self.round(problem, &inputs)?;
         let pairs = |elements: usize| elements.div_ceil(16) * 8;
         let of_rows = |heads, rows| [p.batch, heads, rows, pairs(inputs.row_bytes)];
         let v_rows = transposed_rows(p.dim_v as u32) as usize;
         let of_columns = [p.batch, p.kv_heads, v_rows, pairs(p.seqlen_kv)];
         let row = dim / PAIR;
+        let places = std::mem::take(&mut self.steps.places);
+        let q_map = match rounded.q {
+            Some((q, _)) => tensor_map(q, of_rows(p.heads, p.seqlen_q), row, BOX_QUERIES),
+            None => {
+                let sizes = [p.batch, p.heads, p.seqlen_q, p.dim];
+                tensor_map(forward.q, sizes, dim, BOX_QUERIES)
+            }
+        };
+        let q_in_workspace =
+            rounded.q.is_some() || places.contains(&offset_of!(ForwardParams, q.address));
         let maps = [
-            (
-                offset_of!(Fp8Params, q),
-                tensor_map(rounded.q, of_rows(p.heads, p.seqlen_q), row, BOX_QUERIES),
-            ),
             (
                 offset_of!(Fp8Params, k),
                 tensor_map(
@@ -72,12 +78,10 @@ impl Draft {
             ),
         ];
         let tiles = self.schedule.blocks;
-        let blocks = tiles.min(blocks);
-        let places = std::mem::take(&mut self.steps.places);
+        let blocks = tiles.min(multiprocessors);
         let inner = offset_of!(Fp8Params, forward);
         self.steps.places = places.iter().map(|place| place + inner).collect();
         self.steps.places.extend([
-            offset_of!(Fp8Params, q_scales),
             offset_of!(Fp8Params, key_scales),
             offset_of!(Fp8Params, columns),
             offset_of!(Fp8Params, wrong_blocks),
@@ -96,7 +100,7 @@ impl Draft {
                     & u32::from(!args.options.f32_o || o_columns.is_multiple_of(4)),
                 ..forward
             },
-            q_scales: rounded.q_scales,
+            q_scales: rounded.q.map_or(0, |(_, scales)| scales),
             key_scales: rounded.key_scales,
             columns: rounded.columns,
             wrong_blocks: rounded.wrong_blocks,
@@ -104,20 +108,26 @@ impl Draft {
             tiles,
             blocks: (problem.seqlen_kv as u32).div_ceil(FP8_BLOCK),
             o_columns,
+            q_most_log2: queries_log2(inputs.dim),
+            negates_q: (p.scale < 0.0).into(),
             ..Fp8Params::default()
         };
+        let q_scales = offset_of!(Fp8Params, q_scales);
+        self.steps.places.extend(rounded.q.map(|_| q_scales));
         if self.needs_counter(problem, blocks) {
             params.counter = rounded.counter;
             self.steps.places.push(offset_of!(Fp8Params, counter));
         }
         let steps = &mut self.steps;
         let step = steps.launch(kernel.entry, blocks.into(), kernel.shared_bytes, &params)?;
+        let q = (offset_of!(Fp8Params, q), q_map, q_in_workspace);
+        let maps = maps.into_iter().map(|(place, map)| (place, map, true));
+        let maps = std::iter::once(q).chain(maps);
         step.maps = maps
-            .into_iter()
-            .map(|(place, map)| MapPlace {
+            .map(|(place, map, in_workspace)| MapPlace {
                 place,
                 map,
-                in_workspace: true,
+                in_workspace,
             })
             .collect();
         self.steps.places = places;
@@ -131,59 +141,61 @@ impl Draft {
         let ranges = self.params.options.query_ranges;
         let [q_heads, kv_heads] = [p.heads, p.kv_heads].map(|heads| p.batch * heads);
         let key_blocks = (p.seqlen_kv as u32).div_ceil(FP8_BLOCK) as usize;
-        let q = self.steps.reserve([q_heads, p.seqlen_q, row_bytes])?;
-        let q_scales = self
-            .steps
-            .reserve([q_heads, p.seqlen_q, size_of::<f32>()])?;
         let k = self.steps.reserve([kv_heads, p.seqlen_kv, row_bytes])?;
         let scales = self
             .steps
             .reserve([kv_heads, key_blocks, size_of::<f32>()])?;
         let counter = self.steps.reserve([1, 1, size_of::<u32>()])?;
         let [q_descale, k_descale, v_descale] = inputs.descales;
-        let of_q = RoundRowsParams {
-            rows: self.params.q,
-            descales: [q_descale, k_descale],
-            rounded: q,
-            scales: q_scales,
-            ranges: 0,
-            heads: p.heads as u32,
-            row_count: p.seqlen_q as u32,
-            group: p.group() as u32,
-            dim: inputs.dim,
-            row_bytes: row_bytes as u32,
-            most_log2: queries_log2(if inputs.rotates {
-                row_bytes as u32
-            } else {
-                inputs.dim
-            }),
-            shares: 0,
-            negates: (p.scale < 0.0).into(),
-            rotates: inputs.rotates.into(),
-            counter,
-            padding: 0,
-        };
         let of_k = RoundRowsParams {
             rows: self.params.k,
             descales: Default::default(),
             rounded: k,
             scales,
             ranges,
+            counter,
             heads: p.kv_heads as u32,
             row_count: p.seqlen_kv as u32,
             group: 1,
+            dim: inputs.dim,
+            row_bytes: row_bytes as u32,
             most_log2: KEYS_LOG2,
             shares: 1,
             negates: 0,
-            counter: 0,
-            ..of_q
+            rotates: inputs.rotates.into(),
+            tiles: 0,
         };
         let [q_place, k_place] = [
             offset_of!(ForwardParams, q.address),
             offset_of!(ForwardParams, k.address),
         ];
-        self.round_rows(inputs.rounds_rows, q_heads, &of_q, q_place)?;
-        self.round_rows(inputs.rounds_rows, kv_heads, &of_k, k_place)?;
+        let mut rounded_q = None;
+        if !inputs.rounds_q_late {
+            let q = self.steps.reserve([q_heads, p.seqlen_q, row_bytes])?;
+            let scales = [q_heads, p.seqlen_q, size_of::<f32>()];
+            let scales = self.steps.reserve(scales)?;
+            let of_q = RoundRowsParams {
+                rows: self.params.q,
+                descales: [q_descale, k_descale],
+                rounded: q,
+                scales,
+                ranges: 0,
+                counter: 0,
+                heads: p.heads as u32,
+                row_count: p.seqlen_q as u32,
+                group: p.group() as u32,
+                most_log2: queries_log2(match inputs.rotates {
+                    true => row_bytes as u32,
+                    false => inputs.dim,
+                }),
+                shares: 0,
+                negates: (p.scale < 0.0).into(),
+                ..of_k
+            };
+            self.round_rows(inputs, q_heads, of_q, q_place)?;
+            rounded_q = Some((rows_of(q, p.heads, p.seqlen_q, row_bytes), scales));
+        }
+        self.round_rows(inputs, kv_heads, of_k, k_place)?;
 
         let keys = p.seqlen_kv.next_multiple_of(16);
         let rows = transposed_rows(p.dim_v as u32) as usize;
@@ -227,10 +239,9 @@ impl Draft {
             self.launch_round(kernel, tiles, &values, places.clone(), input, copied)?;
         }
         Ok(Rounded {
-            q: rows_of(q, p.heads, p.seqlen_q, row_bytes),
+            q: rounded_q,
             k: rows_of(k, p.kv_heads, p.seqlen_kv, row_bytes),
             v: rows_of(values.rounded, p.kv_heads, rows, keys),
-            q_scales,
             key_scales: scales,
             counter,
             columns: values.columns,
@@ -242,12 +253,15 @@ impl Draft {
     /// Adds the launch that rounds rows of so many heads of all entries. The input is at place `input` in the parameters of the call.
     fn round_rows(
         &mut self,
-        kernel: Auxiliary,
+        inputs: &Inputs,
         heads: usize,
-        params: &RoundRowsParams,
+        mut params: RoundRowsParams,
         input: usize,
     ) -> Result<()> {
         let tiles = heads as u128 * u128::from(params.row_count.div_ceil(FP8_BLOCK));
+        let kernel = inputs.rounds_rows;
+        params.tiles = grid(catalog::kernel(Family::Auxiliary(kernel)).name, tiles)?;
+        let blocks = tiles.div_ceil(u128::from(row_tiles(inputs.dim)));
         let mut places = vec![
             offset_of!(RoundRowsParams, rounded),
             offset_of!(RoundRowsParams, scales),
@@ -255,7 +269,7 @@ impl Draft {
         places.extend((params.ranges != 0).then_some(offset_of!(RoundRowsParams, ranges)));
         places.extend((params.counter != 0).then_some(offset_of!(RoundRowsParams, counter)));
         let copied = offset_of!(RoundRowsParams, rows.address);
-        self.launch_round(kernel, tiles, params, places, input, copied)
+        self.launch_round(kernel, blocks, &params, places, input, copied)
     }
 
     /// Adds a launch that rounds, with these places. The input is at place `input` in the parameters of the call, and at place `copied`

@@ -1,7 +1,10 @@
 //! Rows of q and k, rounded to e4m3.
 //!
-//! A block takes 128 rows of a head. Each row has a scale, or the block has one: a power of two, so that rounding to e4m3 is all that
+//! A tile has 128 rows of a head. Each row has a scale, or the tile has one: a power of two, so that rounding to e4m3 is all that
 //! changes numbers. Infinities and NaN become NaN, and count for no scale.
+//!
+//! A block takes one tile or more, so that each thread has elements of eight rows, whatever the dim: fewer rows leave more instructions than
+//! memory has time for.
 //!
 //! Rows of e4m3 keep their digits, but for numbers that are 2^12 times smaller than the largest. What multiplies them goes into q's scales.
 
@@ -9,13 +12,16 @@ use super::source::{Rows, Source, is_seen, largest_of};
 use crate::abi::{FP8_BLOCK, RoundRowsParams};
 use crate::attention::workload::descales::descale;
 use crate::layout::element::CHUNK;
-use crate::layout::fp8::{ROW_THREADS, inverse_of, rotation_signs, row_lanes, scale_of};
+use crate::layout::fp8::{ROW_THREADS, inverse_of, rotation_signs, row_lanes, row_tiles, scale_of};
 use crate::ptx::convert::e4m3;
 use crate::ptx::{barrier, global, math, shared, shuffle, special};
 use crate::tile::registers::opaque;
 use core::hint::cold_path;
 
-/// Rounds the block's 128 rows, with `W` warps.
+/// Rows of which a thread has elements.
+const TURNS: usize = 8;
+
+/// Rounds the block's tiles, with `W` warps.
 ///
 /// # Safety
 /// Launched as [`RoundRowsParams`] and the kernel's row of the [catalog](crate::catalog) say, with readable rows, and writable rounded
@@ -28,116 +34,51 @@ pub unsafe fn round_rows<E: Source, const W: u32>(params: &RoundRowsParams) {
         if params.counter != 0 && special::block() + special::thread(ROW_THREADS) == 0 {
             global::store_u32(params.counter, 0);
         }
-        match row_lanes(params.dim) {
-            _ if params.rotates != 0 => rotate_block::<E, W>(params),
-            8 => round_block::<E, W, 2>(params),
-            16 => round_block::<E, W, 4>(params),
-            _ => round_block::<E, W, 8>(params),
+        let tile = Tile::new::<E>(params);
+        match params.rotates {
+            0 => tile.round::<E>(),
+            _ => tile.rotate::<E>(),
         }
     }
 }
 
-/// Rounds the block's rows, of which each thread has eight elements of `TURNS` rows. All are on their way at once.
-///
-/// # Safety
-/// The conditions of [`round_rows`]; a row has four lanes for each turn.
-#[inline(always)]
-unsafe fn round_block<E: Source, const W: u32, const TURNS: usize>(params: &RoundRowsParams) {
-    // SAFETY: the caller's promise: all threads of the block make the same calls.
-    unsafe {
-        let block = Block::new::<E, W>(params);
-        let hidden = block.hidden(TURNS as u32);
-        let mut eight = [E::ZEROS; TURNS];
-        for i in 0..TURNS {
-            eight[i] = block.load::<E>(i as u32);
-        }
-        let mut largest = 0.0_f32;
-        if params.shares != 0 {
-            for i in 0..TURNS {
-                let (numbers, of_turn) = E::of_numbers(eight[i]);
-                eight[i] = numbers;
-                if hidden >> i & 1 == 0 {
-                    largest = largest.max(of_turn);
-                }
-            }
-            largest = block.share::<W>(largest);
-        }
-        for i in 0..TURNS {
-            if params.shares == 0 {
-                (eight[i], largest) = E::of_numbers(eight[i]);
-            }
-            block.round(i as u32, E::widen(eight[i]), largest);
-        }
-    }
-}
-
-/// Rotates the block's rows, and rounds them. Rows are read once more where they share a scale: held, they would not leave the registers
-/// that a rotation needs.
-///
-/// # Safety
-/// The conditions of [`round_rows`].
-#[inline(always)]
-unsafe fn rotate_block<E: Source, const W: u32>(params: &RoundRowsParams) {
-    // SAFETY: the caller's promise: all threads of the block make the same calls.
-    unsafe {
-        let block = Block::new::<E, W>(params);
-        let turns = FP8_BLOCK / block.step;
-        let hidden = block.hidden(turns);
-        let numbers = |turn| rotated(E::widen(block.load::<E>(turn)), block.lane, block.lanes);
-        let mut largest = 0.0_f32;
-        if params.shares != 0 {
-            let mut turn = 0;
-            while turn < turns {
-                // All lanes of a row rotate it.
-                let of_turn = largest_of(numbers(turn));
-                if hidden >> turn & 1 == 0 {
-                    largest = largest.max(of_turn);
-                }
-                turn += 1;
-            }
-            largest = block.share::<W>(largest);
-        }
-        let mut turn = 0;
-        while turn < turns {
-            let numbers = numbers(turn);
-            let of_turn = match params.shares {
-                0 => largest_of(numbers),
-                _ => largest,
-            };
-            block.round(turn, nan_for_infinity(numbers), of_turn);
-            turn += 1;
-        }
-    }
-}
-
-/// A block's rows. A thread has eight elements of every `step`th one.
-struct Block<'a> {
+/// 128 rows of a head. A thread has eight elements of every `step`th one, [`TURNS`] in all.
+struct Tile<'a> {
     params: &'a RoundRowsParams,
     thread: u32,
     head: u32,
-    /// The block of rows in its head, and how many there are.
-    tile: u32,
-    tiles: u32,
+    /// Its number in its head, and how many there are.
+    number: u32,
+    count: u32,
     /// The thread's lane in a row.
     lane: u32,
     /// Lanes of a row.
     lanes: u32,
     step: u32,
+    /// The thread's first row, and how many rows of the head are left from it on.
+    row: u32,
+    left: u32,
     /// What q is multiplied by beyond its scale.
     factor: f32,
-    /// The rows from the thread's column on.
+    /// The thread's rows, from its column on.
     rows: Rows,
 }
 
 /// The functions share their condition: all threads of the block make the same calls.
-impl<'a> Block<'a> {
+impl<'a> Tile<'a> {
+    /// The thread's tile. Behind the last one there are no rows.
     #[inline(always)]
-    unsafe fn new<E: Source, const W: u32>(params: &'a RoundRowsParams) -> Self {
-        let tiles = params.row_count.div_ceil(FP8_BLOCK);
-        let (head, tile) = (special::block() / tiles, special::block() % tiles);
+    unsafe fn new<E: Source>(params: &'a RoundRowsParams) -> Self {
         // SAFETY: the launch has this many threads a block.
-        let thread = unsafe { special::thread(32 * W) };
+        let thread = unsafe { special::thread(ROW_THREADS) };
         let lanes = row_lanes(params.dim);
+        let step = FP8_BLOCK / TURNS as u32;
+        let of_block = thread / (step * lanes);
+        let tile = special::block() * row_tiles(params.dim) + of_block;
+        let count = params.row_count.div_ceil(FP8_BLOCK);
+        let exists = tile < params.tiles;
+        let tile = if exists { tile } else { 0 };
+        let (head, number) = (tile / count, tile % count);
         // The rotation takes a power of two out of both q and k.
         let width = match params.rotates != 0 && params.shares == 0 {
             true => (CHUNK * lanes) as f32,
@@ -149,61 +90,129 @@ impl<'a> Block<'a> {
             false => width,
         };
         let lane = thread % lanes;
-        Block {
+        let row = number * FP8_BLOCK + thread / lanes % step;
+        let left = params.row_count.saturating_sub(row);
+        Tile {
             params,
             thread,
             head,
-            tile,
-            tiles,
+            number,
+            count,
             lane,
             lanes,
-            step: 32 * W / lanes,
+            step,
+            row,
+            left: if exists { left } else { 0 },
             factor,
             rows: Rows::new::<E>(
                 &params.rows,
                 [params.heads, head],
                 [CHUNK * lane, params.dim],
-            ),
+            )
+            .every(row, step),
         }
     }
 
-    /// The thread's row of a turn, in its head.
+    /// Whether the head has the thread's row of a turn.
     #[inline(always)]
-    fn row(&self, turn: u32) -> u32 {
-        self.tile * FP8_BLOCK + self.thread / self.lanes + self.step * turn
+    fn has(&self, turn: u32) -> bool {
+        self.step * turn < self.left
     }
 
     /// The thread's elements of a turn; zeros behind the rows.
     #[inline(always)]
     unsafe fn load<E: Source>(&self, turn: u32) -> E::Eight {
-        let row = self.row(turn);
-        match row < self.params.row_count && CHUNK * self.lane < self.params.dim {
+        match self.has(turn) && CHUNK * self.lane < self.params.dim {
             // SAFETY: elements of the rows.
-            true => unsafe { self.rows.load::<E>(row) },
+            true => unsafe { self.rows.load::<E>(turn) },
             false => E::ZEROS,
         }
     }
 
-    /// In which of so many turns no query sees the thread's row, a bit each. What such rows become does not matter, for their scores are
+    /// Rounds the rows. All are on their way at once.
+    #[inline(always)]
+    unsafe fn round<E: Source>(&self) {
+        // SAFETY: the condition of all functions here.
+        unsafe {
+            let mut eight = [E::ZEROS; TURNS];
+            for i in 0..TURNS {
+                eight[i] = self.load::<E>(i as u32);
+            }
+            if self.params.shares == 0 {
+                for i in 0..TURNS {
+                    let mut row = [eight[i]];
+                    let largest = E::numbers(&mut row);
+                    let inverse = self.scale_row(i as u32, largest);
+                    self.store(i as u32, E::widen(row[0]), inverse);
+                }
+                return;
+            }
+            let hidden = self.hidden();
+            if hidden != 0 {
+                cold_path();
+                for i in 0..TURNS {
+                    if hidden >> i & 1 != 0 {
+                        eight[i] = E::ZEROS;
+                    }
+                }
+            }
+            let largest = E::numbers(&mut eight);
+            let inverse = self.scale_tile(largest);
+            for i in 0..TURNS {
+                self.store(i as u32, E::widen(eight[i]), inverse);
+            }
+        }
+    }
+
+    /// Rotates the rows, and rounds them. Rows are read once more where they share a scale: held, they would not leave the registers that a
+    /// rotation needs.
+    #[inline(always)]
+    unsafe fn rotate<E: Source>(&self) {
+        // SAFETY: the condition of all functions here.
+        unsafe {
+            let numbers = |turn| rotated(E::widen(self.load::<E>(turn)), self.lane, self.lanes);
+            let shares = self.params.shares != 0;
+            let mut inverse = 0.0;
+            if shares {
+                let hidden = self.hidden();
+                let (mut turn, mut largest) = (0, 0.0_f32);
+                while turn < TURNS as u32 {
+                    // All lanes of a row rotate it.
+                    let of_turn = largest_of(numbers(turn));
+                    if hidden >> turn & 1 == 0 {
+                        largest = largest.max(of_turn);
+                    }
+                    turn = opaque(turn + 1);
+                }
+                inverse = self.scale_tile(largest);
+            }
+            let mut turn = 0;
+            while turn < TURNS as u32 {
+                let numbers = numbers(turn);
+                if !shares {
+                    inverse = self.scale_row(turn, largest_of(numbers));
+                }
+                self.store(turn, nan_for_infinity(numbers), inverse);
+                turn = opaque(turn + 1);
+            }
+        }
+    }
+
+    /// In which turns no query sees the thread's row, a bit each. What such rows become does not matter, for their scores are
     /// hidden, but they count for no scale.
     #[inline(always)]
-    unsafe fn hidden(&self, turns: u32) -> u32 {
+    unsafe fn hidden(&self) -> u32 {
         let params = self.params;
         let mut hidden = 0;
         if params.ranges != 0 {
             cold_path();
             let mut turn = 0;
-            while turn < turns {
-                let row = self.row(turn).min(params.row_count - 1);
+            while turn < TURNS as u32 {
+                let row = (self.row + self.step * turn).min(params.row_count - 1);
+                let place = [self.head, row];
                 // SAFETY: the row exists.
-                let is_seen = unsafe {
-                    is_seen(
-                        params.ranges,
-                        params.heads,
-                        [self.head, row],
-                        params.row_count,
-                    )
-                };
+                let is_seen =
+                    unsafe { is_seen(params.ranges, params.heads, place, params.row_count) };
                 hidden |= if is_seen { 0 } else { 1 << turn };
                 // Opaque: the loop stays one, 4 KB of PTX less.
                 turn = opaque(turn + 1);
@@ -212,50 +221,59 @@ impl<'a> Block<'a> {
         hidden
     }
 
-    /// The largest number of all rows; the block's scale is written.
+    /// Writes the tile's scale. Gives what numbers are multiplied by.
     #[inline(always)]
-    unsafe fn share<const W: u32>(&self, largest: f32) -> f32 {
-        // SAFETY: all threads make this call; one writes.
+    unsafe fn scale_tile(&self, largest: f32) -> f32 {
+        let warps = self.step * self.lanes / 32;
+        // SAFETY: all threads make this call; one of a tile writes.
         unsafe {
-            let largest = of_block::<W>(largest, self.thread);
-            if self.thread == 0 {
-                let place = u64::from(self.head) * u64::from(self.tiles) + u64::from(self.tile);
-                let scale = scale_of(largest, self.params.most_log2);
+            let largest = of_tile(largest, warps, self.thread);
+            let scale = scale_of(largest, self.params.most_log2);
+            if self.thread.is_multiple_of(32 * warps) && self.left > 0 {
+                let place = u64::from(self.head) * u64::from(self.count) + u64::from(self.number);
                 global::store_f32(self.params.scales + 4 * place, scale);
             }
-            largest
+            inverse_of(scale)
         }
     }
 
-    /// Rounds the numbers of a turn, none infinite, by the scale of what is `largest` in the block, or of these in the row.
+    /// Writes the scale of a turn's row. Gives what numbers are multiplied by.
     #[inline(always)]
-    unsafe fn round(&self, turn: u32, numbers: [f32; 8], largest: f32) {
-        let (params, row) = (self.params, self.row(turn));
-        let shares = params.shares != 0;
-        // SAFETY: all lanes of a row make this call; one thread alone writes a number.
+    unsafe fn scale_row(&self, turn: u32, largest: f32) -> f32 {
+        // SAFETY: all lanes of a row make this call; one of them writes.
         unsafe {
-            let largest = match shares {
-                true => largest,
-                false => of_row(largest, self.lanes),
+            let scale = scale_of(of_row(largest, self.lanes), self.params.most_log2);
+            if self.lane == 0 && self.has(turn) {
+                let to = self.params.scales + 4 * self.place(turn);
+                global::store_f32(to, scale * self.factor.abs());
+            }
+            let is_negative = (self.params.negates != 0) != (self.factor < 0.0);
+            let inverse = match is_negative {
+                true => -inverse_of(scale),
+                false => inverse_of(scale),
             };
-            let scale = scale_of(largest, params.most_log2);
-            let place = u64::from(self.head) * u64::from(params.row_count) + u64::from(row);
-            if !shares && self.lane == 0 && row < params.row_count {
-                global::store_f32(params.scales + 4 * place, scale * self.factor.abs());
-            }
-            let column = CHUNK * self.lane;
-            if row < params.row_count && column < params.row_bytes {
-                let is_negative = (params.negates != 0) != (self.factor < 0.0);
-                let inverse = match is_negative {
-                    true => -inverse_of(scale),
-                    false => inverse_of(scale),
-                };
-                // A factor of NaN is one of the row.
-                let inverse = math::fma(self.factor, 0.0, inverse);
-                let place = place * u64::from(params.row_bytes) + u64::from(column);
-                let rounded = four_and_four(numbers.map(|x| x * inverse));
-                global::store_u32x2(params.rounded + place, rounded);
-            }
+            // A factor of NaN is one of the row.
+            math::fma(self.factor, 0.0, inverse)
+        }
+    }
+
+    /// The number of a turn's row among those of all heads.
+    #[inline(always)]
+    fn place(&self, turn: u32) -> u64 {
+        let first = u64::from(self.head) * u64::from(self.params.row_count);
+        first + u64::from(self.row) + u64::from(self.step * turn)
+    }
+
+    /// Stores the numbers of a turn, none infinite, times `inverse`.
+    #[inline(always)]
+    unsafe fn store(&self, turn: u32, numbers: [f32; 8], inverse: f32) {
+        let (params, column) = (self.params, CHUNK * self.lane);
+        if self.has(turn) && column < params.row_bytes {
+            let first = self.place(0) * u64::from(params.row_bytes) + u64::from(column);
+            let place = first + u64::from(turn * self.step * params.row_bytes);
+            let rounded = four_and_four(numbers.map(|x| x * inverse));
+            // SAFETY: one thread alone writes a number.
+            unsafe { global::store_u32x2(params.rounded + place, rounded) };
         }
     }
 }
@@ -358,24 +376,22 @@ unsafe fn of_row(number: f32, lanes: u32) -> f32 {
     }
 }
 
-/// The largest number of all threads, through a word for each warp.
+/// The largest number of a tile's threads, so many warps, through a word for each.
 ///
 /// # Safety
 /// Every thread of the block makes the same call, once.
 #[inline(always)]
-unsafe fn of_block<const W: u32>(number: f32, thread: u32) -> f32 {
-    let words = shared::base();
+unsafe fn of_tile(number: f32, warps: u32, thread: u32) -> f32 {
+    let (words, warp) = (shared::base(), thread / 32);
     // SAFETY: the caller's promise; the launch has these words.
     unsafe {
         let number = shuffle::reduce::<32>(number, f32::max);
         if thread.is_multiple_of(32) {
-            shared::store_f32(words + thread / 8, number);
+            shared::store_f32(words + 4 * warp, number);
         }
         barrier::block();
-        let mut largest = 0.0_f32;
-        for warp in 0..W {
-            largest = largest.max(shared::load_f32(words + 4 * warp));
-        }
-        largest
+        let of_tile = warp / warps * warps + thread % warps;
+        // No tile has more than 16 warps; lanes behind read some again.
+        shuffle::reduce::<16>(shared::load_f32(words + 4 * of_tile), f32::max)
     }
 }

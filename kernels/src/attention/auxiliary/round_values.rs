@@ -2,7 +2,7 @@
 //!
 //! The first kernel finds the moments of parts of the keys: sums, least and largest numbers of each column. In the second one a block
 //! takes 128 keys of a head. It makes mean and scale of each column, always in one order. Infinities and NaN become 0, and count for
-//! neither; a block that has some notes which values they are. Keys that no query sees count for neither, too.
+//! neither; where the first kernel saw some, a block looks for them and notes which values they are. Keys that no query sees count for neither, too.
 //!
 //! Values of e4m3 keep their means: without them they would be rounded again. They are scaled, so that sums in f16 hold.
 
@@ -110,7 +110,7 @@ impl Keys {
         let mut sums = [0.0; 8];
         let [mut least, mut most] = [E::pairs(load(self.first)); 2];
         let mut first = self.first;
-        while first < self.end {
+        let load_some = |first: u32| {
             let mut loaded = [E::ZEROS; AT_ONCE];
             for i in 0..AT_ONCE {
                 let key = first + self.step * i as u32;
@@ -118,6 +118,12 @@ impl Keys {
                     loaded[i] = load(key);
                 }
             }
+            loaded
+        };
+        let mut loaded = load_some(first);
+        while first < self.end {
+            // On their way while others are added.
+            let next = load_some(first + self.step * AT_ONCE as u32);
             for i in 0..AT_ONCE {
                 if first + self.step * (i as u32) < self.end {
                     let pairs = E::pairs(loaded[i]);
@@ -131,6 +137,7 @@ impl Keys {
                     }
                 }
             }
+            loaded = next;
             first += self.step * AT_ONCE as u32;
         }
         let [least, most] = [least, most].map(E::widen_pairs);
@@ -143,6 +150,7 @@ impl Keys {
                 least: least[column],
                 most: most[column],
                 count: (self.end - self.first).div_ceil(self.step),
+                may_be_wrong: false,
             };
         }
         are_finite.then_some(found)
@@ -155,7 +163,10 @@ impl Keys {
         load: impl Fn(u32) -> E::Eight,
         is_seen: impl Fn(u32) -> bool,
     ) -> [Moments; 8] {
-        let mut found = [Moments::NONE; 8];
+        let mut found = [Moments {
+            may_be_wrong: true,
+            ..Moments::NONE
+        }; 8];
         let mut key = self.first;
         while key < self.end {
             if is_seen(key) {
@@ -196,20 +207,25 @@ pub unsafe fn round_values<E: Source, const W: u32>(params: &RoundValuesParams) 
     unsafe {
         // On their way while means and scales are read.
         let (mut four, mut seen) = units.load::<E>(params, thread);
-        write_columns::<E, W>(params, head, tile, thread);
+        let may_be_wrong = write_columns::<E, W>(params, head, tile, thread);
         let mut unit = thread;
         let mut wrong = 0;
         while unit < units.count() {
             let (next, next_seen) = units.load::<E>(params, unit + 32 * W);
             if column < params.dim {
                 let numbers = four.map(E::widen);
+                let mut words = [0; 8];
                 for i in 0..8 {
-                    let column = column + i as u32;
-                    let [factor, shift] = shared::load_f32x2(of_column(column));
+                    let [factor, shift] = shared::load_f32x2(of_column(column + i as u32));
                     let [a, b, c, d] = numbers.map(|numbers| math::fma(numbers[i], factor, shift));
-                    let rounded = e4m3(a, b, c, d) & seen;
-                    wrong |= wrong_of(rounded);
-                    shared::store_u32(word_at(lanes, column, unit / lanes), rounded);
+                    words[i] = e4m3(a, b, c, d) & seen;
+                }
+                if may_be_wrong {
+                    cold_path();
+                    wrong |= words.map(wrong_of).into_iter().fold(0, |a, b| a | b);
+                }
+                for i in 0..8 {
+                    shared::store_u32(word_at(column + i as u32, unit / lanes), words[i]);
                 }
             }
             (four, seen) = (next, next_seen);
@@ -220,28 +236,12 @@ pub unsafe fn round_values<E: Source, const W: u32>(params: &RoundValuesParams) 
             let to = params.wrong_blocks + 4 * u64::from(block);
             global::store_u32(to, is_wrong.into());
         }
-        let keys = params.keys.next_multiple_of(16);
-        let (lane, mut row) = (thread % 32, thread / 32);
-        let (key, rows) = (tile * FP8_BLOCK + 4 * lane, transposed_rows(params.dim));
-        while row < rows {
-            let column = transposed_column(row);
-            let mut word = 0;
-            if column < params.dim {
-                word = shared::load_u32(word_at(lanes, column, lane));
-                if is_wrong {
-                    cold_path();
-                    let place = u64::from(block) * u64::from(params.dim) + u64::from(column);
-                    note_wrong(params.wrong_values + 16 * place, word);
-                    word &= !(wrong_of(word) / 0x80 * 0xff);
-                }
-            }
-            if key < keys {
-                let row = u64::from(head) * u64::from(rows) + u64::from(row);
-                let to = params.rounded + row * u64::from(keys) + u64::from(key);
-                global::store_u32(to, word);
-            }
-            row += W;
+        if is_wrong {
+            cold_path();
+            note_wrong::<W>(params, block, thread);
+            barrier::block();
         }
+        store_tile::<W>(params, [head, tile], thread);
     }
 }
 
@@ -251,11 +251,45 @@ fn of_column(column: u32) -> u32 {
     shared::base() + 8 * (column % CHUNK * (COLUMNS / CHUNK) + column / CHUNK)
 }
 
-/// Address of four keys of a column of the tile, of rows of so many lanes. Words that a warp writes at once lie in banks of their own.
+/// Stores the tile: a thread stores 16 keys of a column at a time.
+///
+/// # Safety
+/// The conditions of [`round_values`]; all threads of the block make the same call, behind a barrier.
 #[inline(always)]
-fn word_at(lanes: u32, column: u32, word: u32) -> u32 {
-    let word = (word + column / CHUNK * (32 / lanes)) % TILE_WORDS;
-    shared::base() + 8 * COLUMNS + 4 * (column * TILE_WORDS + word)
+unsafe fn store_tile<const W: u32>(
+    params: &RoundValuesParams,
+    [head, tile]: [u32; 2],
+    thread: u32,
+) {
+    const CHUNKS: u32 = FP8_BLOCK / 16;
+    let keys = params.keys.next_multiple_of(16);
+    let key = tile * FP8_BLOCK + thread % CHUNKS * 16;
+    let rows = transposed_rows(params.dim);
+    let mut row = thread / CHUNKS;
+    while row < rows {
+        let column = transposed_column(row);
+        // SAFETY: the caller's promise: one thread alone writes 16 numbers, at a multiple of 16.
+        unsafe {
+            let words = match column < params.dim {
+                true => shared::load_u32x4(word_at(column, thread % CHUNKS * 4)),
+                false => [0; 4],
+            };
+            if key < keys {
+                let row = u64::from(head) * u64::from(rows) + u64::from(row);
+                let to = params.rounded + row * u64::from(keys) + u64::from(key);
+                global::store_u32x4(to, words);
+            }
+        }
+        row += 32 * W / CHUNKS;
+    }
+}
+
+/// Address of four keys of a column of the tile. Chunks of 16 keys are permuted, so that words of neighbouring eights of columns lie in
+/// other banks.
+#[inline(always)]
+fn word_at(column: u32, word: u32) -> u32 {
+    let chunk = word / 4 ^ column / CHUNK % 8;
+    shared::base() + 8 * COLUMNS + 4 * (column * TILE_WORDS + 4 * chunk + word % 4)
 }
 
 /// The upper bits of those of four numbers of e4m3 that were not finite: NaN, and the largest number, to which infinities are rounded and no
@@ -267,26 +301,36 @@ fn wrong_of(word: u32) -> u32 {
     ((word & NAN) + (0x8080_8080 - MOST)) & 0x8080_8080
 }
 
-/// Notes which numbers of a column were not finite, of which each lane has four: see [`wrong_bits`](crate::layout::fp8::wrong_bits).
+/// Notes which numbers of the tile are not finite, and puts 0 in their place: see [`wrong_bits`](crate::layout::fp8::wrong_bits).
 ///
 /// # Safety
-/// Every lane of the warp makes the same call; the 16 bytes at `to` are writable by it alone.
+/// The conditions of [`round_values`]; all threads of the block make the same call, behind a barrier.
 #[inline(always)]
-unsafe fn note_wrong(to: u64, word: u32) {
-    let wrong = wrong_of(word);
-    let mut bits = [0; 4];
-    for byte in 0..4 {
-        // SAFETY: the caller's promise.
-        bits[byte] = unsafe { vote::ballot(wrong & 0x80 << (8 * byte) != 0) };
-    }
-    if special::lane() == 0 {
-        // SAFETY: as above.
-        unsafe { global::store_u32x4(to, bits) }
+unsafe fn note_wrong<const W: u32>(params: &RoundValuesParams, block: u32, thread: u32) {
+    let (lane, mut column) = (thread % 32, thread / 32);
+    while column < params.dim {
+        let place = word_at(column, lane);
+        // SAFETY: the caller's promise: a warp alone has a column, and a lane alone a word.
+        unsafe {
+            let word = shared::load_u32(place);
+            let wrong = wrong_of(word);
+            let mut bits = [0; 4];
+            for byte in 0..4 {
+                bits[byte] = vote::ballot(wrong & 0x80 << (8 * byte) != 0);
+            }
+            if lane == 0 {
+                let place = u64::from(block) * u64::from(params.dim) + u64::from(column);
+                global::store_u32x4(params.wrong_values + 16 * place, bits);
+            }
+            shared::store_u32(place, word & !(wrong / 0x80 * 0xff));
+        }
+        column += W;
     }
 }
 
 /// Writes scales and means of the columns, to shared memory, and in a head's first block for the kernel that multiplies, with descales of
 /// e4m3. Numbers are multiplied, and something is added: the factor is a power of two, so that to add behind it rounds as to subtract before.
+/// Gives whether a number of the head may not be finite.
 ///
 /// # Safety
 /// The conditions of [`round_values`]; all threads of the block make the same call.
@@ -296,14 +340,16 @@ unsafe fn write_columns<E: Source, const W: u32>(
     head: u32,
     tile: u32,
     thread: u32,
-) {
+) -> bool {
     let rows = transposed_rows(params.dim);
+    let mut may_be_wrong = false;
     let place = u64::from(head) * u64::from(rows) + u64::from(transposed_column(thread));
     let columns = params.columns + 8 * place;
     // SAFETY: one thread alone writes a number; all reach the barrier.
     unsafe {
         if thread < params.dim {
             let column = Column::of::<E>(params, head, thread);
+            may_be_wrong = column.may_be_wrong;
             shared::store_f32(of_column(thread), column.factor());
             shared::store_f32(of_column(thread) + 4, -column.mean * column.factor());
             if tile == 0 {
@@ -316,7 +362,7 @@ unsafe fn write_columns<E: Source, const W: u32>(
         } else if tile == 0 && thread < rows {
             global::store_f32x2(columns, [0.0; 2]);
         }
-        barrier::block();
+        barrier::block_any(may_be_wrong)
     }
 }
 
@@ -391,8 +437,10 @@ struct Moments {
     sum: f32,
     least: f32,
     most: f32,
-    /// Keys that queries see, of all columns alike.
+    /// Keys that queries see, of all columns alike; below 2^31.
     count: u32,
+    /// Whether numbers may be left out that are not finite.
+    may_be_wrong: bool,
 }
 
 impl Moments {
@@ -401,6 +449,7 @@ impl Moments {
         least: f32::INFINITY,
         most: f32::NEG_INFINITY,
         count: 0,
+        may_be_wrong: false,
     };
 
     /// Takes in a number of a key that a query sees.
@@ -422,23 +471,30 @@ impl Moments {
             least: self.least.min(other.least),
             most: self.most.max(other.most),
             count: self.count + other.count,
+            may_be_wrong: self.may_be_wrong | other.may_be_wrong,
         }
     }
 
     #[inline(always)]
     fn words(self) -> [u32; 4] {
         let [sum, least, most] = [self.sum, self.least, self.most].map(f32::to_bits);
-        [sum, least, most, self.count]
+        [
+            sum,
+            least,
+            most,
+            self.count | u32::from(self.may_be_wrong) << 31,
+        ]
     }
 
     #[inline(always)]
-    fn of_words([sum, least, most, count]: [u32; 4]) -> Self {
+    fn of_words([sum, least, most, last]: [u32; 4]) -> Self {
         let [sum, least, most] = [sum, least, most].map(f32::from_bits);
         Moments {
             sum,
             least,
             most,
-            count,
+            count: last & (u32::MAX >> 1),
+            may_be_wrong: last >> 31 != 0,
         }
     }
 }
@@ -450,6 +506,8 @@ struct Column {
     scale: f32,
     /// Whether all numbers are the mean.
     is_constant: bool,
+    /// Whether a number may not be finite.
+    may_be_wrong: bool,
 }
 
 impl Column {
@@ -493,6 +551,7 @@ impl Column {
             mean,
             scale: scale_of(spread(mean), VALUES_LOG2),
             is_constant: spread(mean) == 0.0,
+            may_be_wrong: found.may_be_wrong,
         }
     }
 }

@@ -4,6 +4,7 @@ use crate::abi::{QueryRange, TensorRef};
 use crate::layout::element::{self, CHUNK};
 use crate::ptx::{convert, global, half};
 use crate::tile::Element;
+use crate::tile::registers::opaque;
 use core::hint::cold_path;
 
 /// A type of elements that are rounded, eight neighbours at a time.
@@ -41,8 +42,8 @@ pub trait Source {
     /// The larger elements of two pairs; of a number and a NaN the number.
     fn larger(a: u32, b: u32) -> u32;
 
-    /// The elements, with NaN for infinities, and the largest magnitude of numbers.
-    fn of_numbers(eight: Self::Eight) -> (Self::Eight, f32);
+    /// Puts NaN in the place of infinities. Gives the largest magnitude of numbers.
+    fn numbers<const N: usize>(eights: &mut [Self::Eight; N]) -> f32;
 }
 
 /// Rows of a head from a column on.
@@ -80,15 +81,31 @@ impl Rows {
         }
     }
 
+    /// These rows from row `first` on, of which every `step`-th one counts.
+    #[inline(always)]
+    pub fn every(self, first: u32, step: u32) -> Self {
+        Rows {
+            address: self.at(first),
+            stride: self.stride * i64::from(step),
+            left: self.left,
+        }
+    }
+
+    /// Address of a row.
+    #[inline(always)]
+    fn at(&self, row: u32) -> u64 {
+        self.address
+            .wrapping_add((i64::from(row) * self.stride) as u64)
+    }
+
     /// Loads the elements of a row.
     ///
     /// # Safety
     /// They are readable.
     #[inline(always)]
     pub unsafe fn load<E: Source>(&self, row: u32) -> E::Eight {
-        let offset = i64::from(row) * self.stride;
         // SAFETY: the caller's promise.
-        unsafe { E::load(self.address.wrapping_add(offset as u64), self.left) }
+        unsafe { E::load(self.at(row), self.left) }
     }
 }
 
@@ -164,30 +181,43 @@ impl<E: Element> Source for E {
         numbers
     }
 
-    /// Magnitudes of pairs: a third of the instructions that numbers take.
     #[inline(always)]
-    fn of_numbers(mut pairs: [u32; 4]) -> ([u32; 4], f32) {
-        let mut largest = largest_of_pairs::<E>(pairs);
-        if largest == f32::INFINITY {
-            cold_path();
-            let infinity = E::exponents() & 0xffff;
-            pairs = pairs.map(|pair| {
-                let of_half = |half: u32| u32::from(half & 0x7fff == infinity);
-                pair | of_half(pair & 0xffff) | of_half(pair >> 16) << 16
-            });
-            largest = largest_of_pairs::<E>(pairs);
-        }
-        (pairs, largest)
+    fn numbers<const N: usize>(eights: &mut [[u32; 4]; N]) -> f32 {
+        numbers_of_pairs::<E, N>(eights)
     }
+}
+
+/// Puts NaN in the place of infinities. Gives the largest magnitude of numbers: pairs take a third of the instructions that numbers take.
+#[inline(always)]
+pub fn numbers_of_pairs<E: Element, const N: usize>(pairs: &mut [[u32; 4]; N]) -> f32 {
+    let mut largest = largest_of_pairs::<E, N>(pairs);
+    if largest == f32::INFINITY {
+        cold_path();
+        let infinity = E::exponents() & 0xffff;
+        let of_half = |half: u32| u32::from(half & 0x7fff == infinity);
+        for i in 0..N {
+            pairs[i] =
+                pairs[i].map(|pair| pair | of_half(pair & 0xffff) | of_half(pair >> 16) << 16);
+        }
+        largest = largest_of_pairs::<E, N>(pairs);
+    }
+    largest
 }
 
 /// The largest magnitude of elements, without NaN.
 #[inline(always)]
-fn largest_of_pairs<E: Element>(pairs: [u32; 4]) -> f32 {
-    let [a, b, c, d] = pairs.map(|pair| pair & 0x7fff_7fff);
-    let larger = <E as Element>::larger;
-    let pair = larger(larger(a, b), larger(c, d));
-    let [low, high] = [pair as u16, (pair >> 16) as u16].map(<E as Element>::widen);
+fn largest_of_pairs<E: Element, const N: usize>(pairs: &[[u32; 4]; N]) -> f32 {
+    let mut largest = 0;
+    for i in 0..N {
+        let [a, b, c, d] = pairs[i].map(|pair| pair & 0x7fff_7fff);
+        let of_eight = E::larger(E::larger(a, b), E::larger(c, d));
+        largest = if i == 0 {
+            of_eight
+        } else {
+            E::larger(largest, of_eight)
+        };
+    }
+    let [low, high] = [largest as u16, (largest >> 16) as u16].map(E::widen);
     // 0 if all are NaN.
     0.0_f32.max(low).max(high)
 }
@@ -209,14 +239,15 @@ impl Source for E4m3 {
             if address.is_multiple_of(8) && left >= CHUNK {
                 return global::load_u32x2(address);
             }
-            let mut words = [0; 2];
-            for i in 0..8 {
-                if (i as u32) < left {
-                    let byte = u32::from(global::load_u8(address + i as u64));
-                    words[i / 4] |= byte << (8 * (i % 4));
-                }
+            cold_path();
+            let (mut eight, mut i) = (0, 0);
+            while i < left.min(CHUNK) {
+                let byte = u64::from(global::load_u8(address + u64::from(i)));
+                eight |= byte << (8 * i);
+                // Opaque: unrolled, a thread's rows spill.
+                i = opaque(i + 1);
             }
-            words
+            [eight as u32, (eight >> 32) as u32]
         }
     }
 
@@ -250,7 +281,11 @@ impl Source for E4m3 {
 
     /// There is no infinity.
     #[inline(always)]
-    fn of_numbers(words: [u32; 2]) -> ([u32; 2], f32) {
-        (words, largest_of(Self::widen(words)))
+    fn numbers<const N: usize>(eights: &mut [[u32; 2]; N]) -> f32 {
+        let mut largest = 0.0_f32;
+        for i in 0..N {
+            largest = largest.max(largest_of(Self::widen(eights[i])));
+        }
+        largest
     }
 }

@@ -2,6 +2,7 @@
 
 use super::ROWS;
 use super::outer::Outer;
+use super::query::is_wide;
 use super::softmax::Softmax;
 use super::step::{Consumer, Edge, First, Rows, Start, Whole};
 use super::store::store;
@@ -13,7 +14,7 @@ use crate::attention::forward::sm90::tile::Tile;
 use crate::attention::options::score::Score;
 use crate::attention::workload::heads::Heads;
 use crate::layout::fp8::Fp8Memory;
-use crate::ptx::{mbarrier, shared, special};
+use crate::ptx::mbarrier;
 use crate::tile::fp8::Products;
 use crate::tile::registers::{again, opaque};
 use crate::tile::{HalfAccumulator, Operand, Ring};
@@ -31,6 +32,7 @@ pub unsafe fn consume<
     const NT: usize,
     const PT: usize,
     const QT: usize,
+    const QR: u32,
     const NQ: u32,
     const S: u32,
 >(
@@ -43,7 +45,7 @@ pub unsafe fn consume<
 {
     let params = &launch.forward;
     let mut q = Ring::<NQ>(warpgroup);
-    let mut consumer = Consumer::<K, QT, S> {
+    let mut consumer = Consumer::<K, QT, QR, S> {
         memory,
         slot: warpgroup,
         q: [Operand::ZERO; QT],
@@ -61,12 +63,15 @@ pub unsafe fn consume<
         while job.split != Job::NONE.split {
             let slot = q.stage();
             consumer.slot = slot;
-            consumer.load_q();
             // Not held over the tiles.
             let warpgroup = q.0 % K::WARPGROUPS;
+            let scales = match is_wide::<U, OT>(launch) {
+                true => consumer.round_q(launch, warpgroup),
+                false => consumer.load_q(),
+            };
             let part = Part::<K>::new(params, job, warpgroup * ROWS);
             let score = K::Score::new(params, part.work.sequence.batch, part.work.heads.first());
-            let factors = factors::<K>(launch, memory.row_scales(slot));
+            let factors = scales.map(|scale| SoftmaxScale::new(params.scale).log2 * scale);
             let place = memory.job(slot);
             let (tile, walk) = Tile::<K>::new(params, place, [0, warpgroup], job, &part, score);
 
@@ -80,21 +85,21 @@ pub unsafe fn consume<
             if walk.sees(j) {
                 let mut runs = tile.runs(&part, walk.own_start(), j);
                 j -= 1;
-                rows.step::<First, _, _, _>(&mut consumer, &tile, j);
+                rows.step::<First, _, _, _, _>(&mut consumer, &tile, j);
                 loop {
                     while j > runs.edge() {
                         j -= 1;
-                        rows.step::<Edge, _, _, _>(&mut consumer, &tile, j);
+                        rows.step::<Edge, _, _, _, _>(&mut consumer, &tile, j);
                         rows.sum_outside::<K>(j);
                     }
                     let has_late = Rows::<U, OT, NT, PT>::IS_LATE && j > runs.whole();
                     if has_late {
                         j -= 1;
-                        rows.step::<Start, _, _, _>(&mut consumer, &tile, j);
+                        rows.step::<Start, _, _, _, _>(&mut consumer, &tile, j);
                     }
                     while j > runs.whole() {
                         j -= 1;
-                        rows.step::<Whole, _, _, _>(&mut consumer, &tile, j);
+                        rows.step::<Whole, _, _, _, _>(&mut consumer, &tile, j);
                         rows.sum_outside::<K>(j);
                     }
                     if has_late {
@@ -124,17 +129,4 @@ pub unsafe fn consume<
             job = next_job(q);
         }
     }
-}
-
-/// The factors of the scores of a lane's two rows, but for the scale of the keys: the softmax scale in base 2, times the scale of q, which
-/// is one of 64.
-///
-/// # Safety
-/// The conditions of [`fp8`](super::fp8), with the scales landed.
-#[inline(always)]
-unsafe fn factors<K: Kernel>(launch: &Fp8Params, scales: u32) -> [f32; 2] {
-    let scale = SoftmaxScale::new(launch.forward.scale);
-    let first = scales + 4 * (K::warp_row() + special::lane() / 4);
-    // SAFETY: the caller's promise.
-    [first, first + 4 * 8].map(|place| scale.log2 * unsafe { shared::load_f32(place) })
 }

@@ -1,7 +1,8 @@
-//! The main loop for FP8 on Hopper: Q, K and V are numbers of e4m3, which kernels of their own
-//! [rounded](crate::attention::auxiliary::round_rows).
+//! The main loop for FP8 on Hopper: it multiplies numbers of e4m3. Kernels of their own
+//! [rounded](crate::attention::auxiliary::round_rows) K and V.
 //!
-//! A producer warp loads by TMA, `W` warpgroups multiply 64 rows each by `wgmma`. A step of a warpgroup is:
+//! A producer warp loads by TMA, `W` warpgroups multiply 64 rows each by `wgmma`. They [round](query) a Q of 16 bits themselves, for its rows are
+//! read once: a launch that rounds them would move twice as many bytes. A step of a warpgroup is:
 //!
 //! ```text
 //! S = Q K^T     in f16, half the registers; no sum passes 32768
@@ -53,6 +54,7 @@
 //! | module | what it holds |
 //! |---|---|
 //! | `produce` | the producer: loads of Q, K and V |
+//! | `query` | Q of 16 bits, rounded |
 //! | `consume` | a consumer's loop over tiles and blocks of keys: Algorithm 1 |
 //! | `step` | its lines for one block of keys |
 //! | `mask` | scores that rows do not see |
@@ -68,6 +70,7 @@ mod mask;
 pub mod outer;
 mod polynomial;
 mod produce;
+mod query;
 mod softcap;
 mod softmax;
 mod spoil;
@@ -87,6 +90,7 @@ use crate::tile::{Element, HalfAccumulator};
 use consume::consume;
 use outer::Outer;
 use produce::produce;
+use query::is_wide;
 
 /// Rows of a warpgroup.
 const ROWS: u32 = 64;
@@ -94,11 +98,11 @@ const ROWS: u32 = 64;
 /// Computes tiles of O and lse.
 ///
 /// `W` warpgroups consume, and one more produces. The head dim is at most `16 * DT`, `OT` is `DT`. A step takes `16 * NT` keys, `PT` is
-/// half of `NT`. Q stays in registers if `QT` is half of `DT`, and in shared memory if it is 0. `NQ` slots hold Q of a warpgroup each,
+/// half of `NT`, and `QT` of `DT`. Q stays in registers if `QR` is 1, and in shared memory if it is 0. `NQ` slots hold Q of a warpgroup each,
 /// `S` stages K and V. `U` says how O is summed. `GIVEN` registers stay with the producer's threads, `TAKEN` are a consumer's.
 ///
 /// # Safety
-/// Launched as [`Fp8Params`] and the kernel's row of the [catalog](crate::catalog) say, with tensors that are readable (rounded q, k and
+/// Launched as [`Fp8Params`] and the kernel's row of the [catalog](crate::catalog) say, with tensors that are readable (q, rounded k and
 /// v, their scales) and writable (o, lse) in full; `maps` is the generic address of `params`.
 #[inline(always)]
 pub unsafe fn fp8<
@@ -113,6 +117,7 @@ pub unsafe fn fp8<
     const NT: usize,
     const PT: usize,
     const QT: usize,
+    const QR: u32,
     const NQ: u32,
     const S: u32,
     const GIVEN: u32,
@@ -124,7 +129,8 @@ pub unsafe fn fp8<
     [HalfAccumulator; NT]: Products,
     [HalfAccumulator; OT]: Products,
 {
-    const { assert!(OT == DT && 2 * PT == NT && (QT == 0 || 2 * QT == DT)) }
+    const { assert!(OT == DT && 2 * PT == NT && 2 * QT == DT) }
+    const { assert!(!U::ROUNDS_Q || W.is_multiple_of(2)) }
     // SAFETY: the caller's promise.
     unsafe {
         run::<
@@ -134,6 +140,7 @@ pub unsafe fn fp8<
             NT,
             PT,
             QT,
+            QR,
             NQ,
             S,
             GIVEN,
@@ -154,6 +161,7 @@ unsafe fn run<
     const NT: usize,
     const PT: usize,
     const QT: usize,
+    const QR: u32,
     const NQ: u32,
     const S: u32,
     const GIVEN: u32,
@@ -196,11 +204,11 @@ unsafe fn run<
         if warpgroup == K::WARPGROUPS {
             setmaxnreg::decrease::<GIVEN>();
             if shuffle::first(thread / 32) == 4 * K::WARPGROUPS {
-                produce::<K, NQ, S>(params, maps, memory);
+                produce::<K, NQ, S>(params, maps, memory, is_wide::<U, OT>(params));
             }
         } else {
             setmaxnreg::increase::<TAKEN>();
-            consume::<K, U, OT, NT, PT, QT, NQ, S>(params, memory, warpgroup);
+            consume::<K, U, OT, NT, PT, QT, QR, NQ, S>(params, memory, warpgroup);
         }
     }
 }

@@ -11,6 +11,9 @@ pub trait Outer<const OT: usize>: Copy {
     /// Keys between two sums of O; 0 if there is one level.
     const KEYS: u32;
 
+    /// Whether q may be of 16 bits. Inputs that are e4m3 have two levels.
+    const ROUNDS_Q: bool = Self::KEYS == 0;
+
     /// Outer sums of 0.
     const ZERO: Self;
 

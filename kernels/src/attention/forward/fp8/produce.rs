@@ -1,6 +1,7 @@
 //! The producer: a warp loads Q, K and V of the block's tiles. All lanes walk, and one starts the copies.
 
 use super::ROWS;
+use super::query::stages_of_q;
 use crate::abi::{FP8_BLOCK, Fp8Params};
 use crate::attention::forward::sm90::job::{Job, Part};
 use crate::attention::forward::sm90::kernel::Kernel;
@@ -20,6 +21,7 @@ pub unsafe fn produce<K: Kernel, const NQ: u32, const S: u32>(
     params: &Fp8Params,
     maps: u64,
     memory: Fp8Memory,
+    is_wide: bool,
 ) {
     let producer = Producer { maps, memory };
     // SAFETY: the barriers count what is loaded, and the stages' consumers; the boxes fit their places.
@@ -32,9 +34,20 @@ pub unsafe fn produce<K: Kernel, const NQ: u32, const S: u32>(
             let job = Job::at::<K>(&params.forward, tile);
             let part = Part::<K>::new(&params.forward, job, 0);
             // Opaque counters: loops stay loops, 8 to 72 instructions fewer each.
+            let mut number = 0;
+            while number < stages_of_q::<K>(is_wide) {
+                producer.load_wide_q::<K, S>(place, number, &part);
+                place = place.next();
+                number = opaque(number + 1);
+            }
             let mut warpgroup = 0;
             while warpgroup < K::WARPGROUPS {
-                producer.load_q::<K, NQ>(params, q, warpgroup, job, &part);
+                if is_wide {
+                    producer.give_job(q, job);
+                    mbarrier::arrive_once(memory.q_full(q.stage()));
+                } else {
+                    producer.load_q::<K, NQ>(params, q, warpgroup, job, &part);
+                }
                 q = q.next();
                 warpgroup = opaque(warpgroup + 1);
             }
@@ -120,6 +133,31 @@ impl Producer {
             barrier::warp();
             mbarrier::arrive_expect_once(full, memory.q_bytes());
             load_panels(memory.q(slot), self.maps, full, [0, K::D / PAIR], place);
+        }
+    }
+
+    /// Wide Q of two warpgroups, of the tile's stage number `number` of it.
+    #[inline(always)]
+    unsafe fn load_wide_q<K: Kernel, const S: u32>(
+        &self,
+        place: Ring<S>,
+        number: u32,
+        part: &Part<K>,
+    ) {
+        let (memory, stage) = (self.memory, place.stage());
+        let full = memory.full(stage);
+        let (head, entry) = (part.work.heads.first(), part.work.sequence.batch);
+        // SAFETY: the caller's promise.
+        unsafe {
+            place.acquire(full);
+            mbarrier::arrive_expect_once(full, memory.stage_bytes());
+            let mut half = 0;
+            while half < 2 {
+                let row = part.first + ((2 * number + half) * ROWS) as i32;
+                let to = memory.wide_q(stage, half);
+                load_panels(to, self.maps, full, [0, K::D], (row, head, entry));
+                half = opaque(half + 1);
+            }
         }
     }
 

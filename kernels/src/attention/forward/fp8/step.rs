@@ -8,8 +8,7 @@ use crate::attention::forward::sm90::kernel::Kernel;
 use crate::attention::forward::sm90::tile::Tile;
 use crate::attention::options::score::Score;
 use crate::layout::fp8::Fp8Memory;
-use crate::layout::{element, fragment};
-use crate::ptx::{barrier, ldmatrix, shared, special, switch};
+use crate::ptx::{barrier, shared, switch};
 use crate::tile::fp8::{self, Products};
 use crate::tile::registers::opaque;
 use crate::tile::{HalfAccumulator, Operand, Ring, wgmma};
@@ -51,11 +50,11 @@ blocks! {
 }
 
 /// A warpgroup's way through the stages, and Q.
-pub struct Consumer<K, const QT: usize, const S: u32> {
+pub struct Consumer<K, const QT: usize, const QR: u32, const S: u32> {
     pub memory: Fp8Memory,
     /// Where Q of its tile lies.
     pub slot: u32,
-    /// Q, if it stays in registers.
+    /// Q, if it stays in registers, where `QR` is 1.
     pub q: [Operand; QT],
     /// The block of keys whose scores are in work.
     pub block: Ring<S>,
@@ -112,9 +111,9 @@ where
     /// All lanes of the warpgroup make the same calls, in the order of the blocks; the barriers are initialised, and the producer
     /// loads what they wait for.
     #[inline(always)]
-    pub unsafe fn step<B: Block, K: Kernel, const QT: usize, const S: u32>(
+    pub unsafe fn step<B: Block, K: Kernel, const QT: usize, const QR: u32, const S: u32>(
         &mut self,
-        consumer: &mut Consumer<K, QT, S>,
+        consumer: &mut Consumer<K, QT, QR, S>,
         tile: &Tile<K>,
         j: u32,
     ) {
@@ -205,9 +204,9 @@ where
     /// # Safety
     /// The conditions of [`step`](Self::step).
     #[inline(always)]
-    pub unsafe fn finish<K: Kernel, const QT: usize, const S: u32>(
+    pub unsafe fn finish<K: Kernel, const QT: usize, const QR: u32, const S: u32>(
         &mut self,
-        consumer: &mut Consumer<K, QT, S>,
+        consumer: &mut Consumer<K, QT, QR, S>,
     ) {
         let last = Ring(consumer.block.0.wrapping_sub(1));
         // SAFETY: the caller's promise.
@@ -219,22 +218,7 @@ where
 }
 
 /// The functions share their conditions: those of [`Rows::step`].
-impl<K: Kernel, const QT: usize, const S: u32> Consumer<K, QT, S> {
-    /// Takes the warp's rows of Q to registers, if they stay there.
-    ///
-    /// # Safety
-    /// Every lane of the warp makes the same call, with Q landed.
-    #[inline(always)]
-    pub unsafe fn load_q(&mut self) {
-        let q = self.memory.q(self.slot);
-        let (row, chunk) = fragment::ldmatrix_rows_first(special::lane());
-        for qt in 0..QT {
-            let column = element::K * qt as u32 + element::CHUNK * chunk;
-            // SAFETY: the caller's promise; the addresses lie in the tile.
-            self.q[qt] = Operand(unsafe { ldmatrix::x4(q.chunk(K::warp_row() + row, column)) });
-        }
-    }
-
+impl<K: Kernel, const QT: usize, const QR: u32, const S: u32> Consumer<K, QT, QR, S> {
     /// Passes a block by that the warpgroup does not see.
     ///
     /// # Safety
@@ -265,7 +249,7 @@ impl<K: Kernel, const QT: usize, const S: u32> Consumer<K, QT, S> {
             let b = k.rows(0);
             for dt in 0..K::D as usize / 32 {
                 let b = b.skip(k.to_columns(dt as u32));
-                if QT > 0 {
+                if QR > 0 {
                     s.operand_rows(self.q[dt], b, dt > 0);
                 } else {
                     // Opaque: the compiler would hold each operand's word over the tile, 8 instructions.
