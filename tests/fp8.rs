@@ -184,7 +184,12 @@ fn heads(device: &Device) -> Outcome {
             dim,
             causal: i % 2 == 0,
             scale: (i % 2 == 1).then_some(-0.2),
-            q: [Layout::Bnhd, Layout::Reversed, Layout::Shifted, Layout::OneRow][i],
+            q: [
+                Layout::Bnhd,
+                Layout::Reversed,
+                Layout::Shifted,
+                Layout::OneRow,
+            ][i],
             ..Case::default()
         };
         in_fp8(case).check(device)?;

@@ -88,7 +88,7 @@ pub const MUTANTS: &[Mutant] = &[
         what: "columns of a tile read before they are there",
         kernel: MAIN,
         pattern: "mbarrier.try_wait",
-        which: Nth(8),
+        which: Nth(13),
         change: at_once,
     },
     Mutant {

@@ -78,8 +78,7 @@ pub(super) fn all() -> impl Iterator<Item = Kernel> {
     let pack = Launch::new(Auxiliary::WARPS, 8, 16 * 32 * Auxiliary::WARPS);
     // A word a warp.
     let round_rows = Launch::new(16, 2, 4 * 16);
-    // With two blocks on a multiprocessor the rows that it loads ahead spill.
-    let scale_rows = Launch::new(16, 1, 4 * 16);
+    let scale_rows = Launch::new(32, 1, 4 * 32);
     let blocks = Launch::new(16, 1, 4 * 16);
     // Four words of 8 columns a thread.
     let moments = Launch::new(8, 2, 4 * 8 * 4 * 32 * 8);

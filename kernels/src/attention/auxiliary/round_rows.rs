@@ -4,7 +4,7 @@
 //! changes numbers. Infinities and NaN become NaN, and count for no scale.
 //!
 //! A block takes one tile or more, so that each thread has elements of eight rows, whatever the dim: fewer rows leave more instructions than
-//! memory has time for.
+//! memory has time for. Of e4m3 it has four, for addresses take more registers.
 //!
 //! Rows of e4m3 keep their digits, but for numbers that are 2^12 times smaller than the largest. What multiplies them goes into q's scales.
 
@@ -12,14 +12,13 @@ use super::source::{Rows, Source, is_seen, largest_of};
 use crate::abi::{FP8_BLOCK, RoundRowsParams};
 use crate::attention::workload::descales::descale;
 use crate::layout::element::CHUNK;
-use crate::layout::fp8::{ROW_THREADS, inverse_of, rotation_signs, row_lanes, row_tiles, scale_of};
+use crate::layout::fp8::{
+    ROWS_OF_THREADS, inverse_of, rotation_signs, row_lanes, row_tiles, scale_of,
+};
 use crate::ptx::convert::e4m3;
 use crate::ptx::{barrier, global, math, shared, shuffle, special};
 use crate::tile::registers::opaque;
 use core::hint::cold_path;
-
-/// Rows of which a thread has elements.
-const TURNS: usize = 8;
 
 /// Rounds the block's tiles, with `W` warps.
 ///
@@ -28,13 +27,28 @@ const TURNS: usize = 8;
 /// rows and scales that do not overlap them.
 #[inline(always)]
 pub unsafe fn round_rows<E: Source, const W: u32>(params: &RoundRowsParams) {
-    const { assert!(32 * W == ROW_THREADS) }
+    const { assert!(W == 16 || W == 32) }
     // SAFETY: the caller's promise.
     unsafe {
-        if params.counter != 0 && special::block() + special::thread(ROW_THREADS) == 0 {
+        match W {
+            16 => round_tiles::<E, 8>(params),
+            _ => round_tiles::<E, 4>(params),
+        }
+    }
+}
+
+/// Rounds the block's tiles, where each thread has elements of `TURNS` rows.
+///
+/// # Safety
+/// The conditions of [`round_rows`].
+#[inline(always)]
+unsafe fn round_tiles<E: Source, const TURNS: usize>(params: &RoundRowsParams) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let tile = Tile::<TURNS>::new::<E>(params);
+        if params.counter != 0 && special::block() + tile.thread == 0 {
             global::store_u32(params.counter, 0);
         }
-        let tile = Tile::new::<E>(params);
         match params.rotates {
             0 => tile.round::<E>(),
             _ => tile.rotate::<E>(),
@@ -42,8 +56,8 @@ pub unsafe fn round_rows<E: Source, const W: u32>(params: &RoundRowsParams) {
     }
 }
 
-/// 128 rows of a head. A thread has eight elements of every `step`th one, [`TURNS`] in all.
-struct Tile<'a> {
+/// 128 rows of a head. A thread has eight elements of every `step`th one, `TURNS` in all.
+struct Tile<'a, const TURNS: usize> {
     params: &'a RoundRowsParams,
     thread: u32,
     head: u32,
@@ -65,12 +79,12 @@ struct Tile<'a> {
 }
 
 /// The functions share their condition: all threads of the block make the same calls.
-impl<'a> Tile<'a> {
+impl<'a, const TURNS: usize> Tile<'a, TURNS> {
     /// The thread's tile. Behind the last one there are no rows.
     #[inline(always)]
     unsafe fn new<E: Source>(params: &'a RoundRowsParams) -> Self {
         // SAFETY: the launch has this many threads a block.
-        let thread = unsafe { special::thread(ROW_THREADS) };
+        let thread = unsafe { special::thread(ROWS_OF_THREADS / TURNS as u32) };
         let lanes = row_lanes(params.dim);
         let step = FP8_BLOCK / TURNS as u32;
         let of_block = thread / (step * lanes);
@@ -391,7 +405,7 @@ unsafe fn of_tile(number: f32, warps: u32, thread: u32) -> f32 {
         }
         barrier::block();
         let of_tile = warp / warps * warps + thread % warps;
-        // No tile has more than 16 warps; lanes behind read some again.
-        shuffle::reduce::<16>(shared::load_f32(words + 4 * of_tile), f32::max)
+        // Lanes behind read some again.
+        shuffle::reduce::<32>(shared::load_f32(words + 4 * of_tile), f32::max)
     }
 }
