@@ -270,7 +270,7 @@ impl<'a> Attention<'a> {
     /// let h100 = Facts::emulated(Class::Sm90);
     /// let plan = Attention::new().fp8(Fp8::new()).plan(Some(&h100), Dtype::Bf16, &args)?;
     /// assert_eq!(plan.kernel, "fp8_bf16_d128");
-    /// assert_eq!(plan.steps.len(), 5, "q, k, moments of v, v, and attention");
+    /// assert_eq!(plan.steps.len(), 4, "k, moments of v, v, and attention, which rounds q");
     /// # Ok(())
     /// # }
     /// ```
