@@ -1,4 +1,4 @@
-//! Calls in FP8 whose inputs are rounded already.
+//! The main kernel of calls in FP8: k and v are rounded already.
 
 use crate::bench::Bench;
 use anyhow::Result;

@@ -176,6 +176,13 @@ pub const MUTANTS: &[Mutant] = &[
         change: zero,
     },
     Mutant {
+        what: "the largest number of a lane for a block of keys",
+        kernel: ROWS,
+        pattern: "shfl.sync.bfly",
+        which: All,
+        change: zero,
+    },
+    Mutant {
         what: "maxima of warps read before they are there",
         kernel: ROWS,
         pattern: "bar.sync",

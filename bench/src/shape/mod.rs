@@ -96,7 +96,7 @@ pub struct Shape {
     #[arg(long)]
     #[serde(default, skip_serializing_if = "is_off")]
     pub values_in_keys: bool,
-    /// Queries, keys and values are multiplied in FP8: rounded to e4m3 in the call, or before; times of the product alone stand at names that end
+    /// Queries, keys and values are multiplied in FP8: rounded to e4m3 in the call, or before; times of the main kernel alone stand at names that end
     /// in :rounded
     #[arg(long, value_name = "INPUTS", num_args = 0..=1, default_missing_value = "rounded")]
     #[serde(default, skip_serializing_if = "Option::is_none")]

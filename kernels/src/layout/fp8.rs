@@ -25,8 +25,8 @@ pub const fn queries_log2(dim: u32) -> i32 {
 /// Threads of a block that rounds v.
 pub const ROUND_THREADS: u32 = 256;
 
-/// Rows of which the threads of a block that rounds q or k have eight elements, over all threads.
-pub const ROWS_OF_THREADS: u32 = 4096;
+/// Pieces of eight elements that the threads of a block that rounds q or k have together.
+pub const ROW_PIECES: u32 = 4096;
 
 /// Threads that have a row, eight elements each: a power of two.
 #[must_use]
@@ -43,7 +43,7 @@ pub const fn row_lanes(dim: u32) -> u32 {
 #[must_use]
 #[inline(always)]
 pub const fn row_tiles(dim: u32) -> u32 {
-    ROWS_OF_THREADS / row_lanes(dim) / FP8_BLOCK
+    ROW_PIECES / row_lanes(dim) / FP8_BLOCK
 }
 
 /// Which of a lane's eight numbers change their sign before a rotation: a bit each, of multiples of the golden ratio.

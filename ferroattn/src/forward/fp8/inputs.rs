@@ -22,7 +22,7 @@ pub struct Inputs {
     /// What multiplies q, k and v of e4m3.
     pub descales: [DescalesRef; 3],
     /// Whether the main kernel rounds q: of 16 bits, and where a map can describe it.
-    pub rounds_q_late: bool,
+    pub kernel_rounds_q: bool,
     /// What rounds k, and q otherwise.
     pub rounds_rows: Auxiliary,
     /// What finds moments of v, and what rounds it.
@@ -32,7 +32,6 @@ pub struct Inputs {
 impl Inputs {
     /// The inputs of a call whose problem has dims that are [padded](Problem::in_vectors).
     pub fn new(kernel: &MainKernel, p: &Problem, args: &RawForward) -> Self {
-        let dtype = kernel.dtype;
         let rotates = args.options.fp8.is_some_and(|fp8| fp8.hadamard);
         let row_bytes = match rotates {
             true => (CHUNK * row_lanes(p.dim as u32)) as usize,
@@ -44,9 +43,12 @@ impl Inputs {
             row_bytes,
             rotates,
             descales: Default::default(),
-            rounds_q_late: kernel.rounds_q && !rotates && has_map(&args.q),
-            rounds_rows: Auxiliary::RoundRows(dtype),
-            rounds_values: [Auxiliary::Moments(dtype), Auxiliary::RoundValues(dtype)],
+            kernel_rounds_q: kernel.rounds_q && !rotates && has_map(&args.q),
+            rounds_rows: Auxiliary::RoundRows(kernel.dtype),
+            rounds_values: [
+                Auxiliary::Moments(kernel.dtype),
+                Auxiliary::RoundValues(kernel.dtype),
+            ],
         };
         match args.options.e4m3 {
             None => of_16_bits,
@@ -54,7 +56,7 @@ impl Inputs {
                 dim: args.q.shape[3] as u32,
                 dim_v: args.v.shape[3] as u32,
                 descales: e4m3.descales().map(|of| descales_ref(of, false)),
-                rounds_q_late: false,
+                kernel_rounds_q: false,
                 rounds_rows: Auxiliary::ScaleRows,
                 rounds_values: [Auxiliary::MomentsE4m3, Auxiliary::TransposeValues],
                 ..of_16_bits

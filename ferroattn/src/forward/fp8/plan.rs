@@ -139,14 +139,14 @@ impl Draft {
         let row_bytes = inputs.row_bytes;
         // Where the batch consists of sequences, some keys may be of none.
         let ranges = self.params.options.query_ranges;
-        let [q_heads, kv_heads] = [p.heads, p.kv_heads].map(|heads| p.batch * heads);
+        let kv_heads = p.batch * p.kv_heads;
         let key_blocks = (p.seqlen_kv as u32).div_ceil(FP8_BLOCK) as usize;
         let k = self.steps.reserve([kv_heads, p.seqlen_kv, row_bytes])?;
         let scales = self
             .steps
             .reserve([kv_heads, key_blocks, size_of::<f32>()])?;
         let counter = self.steps.reserve([1, 1, size_of::<u32>()])?;
-        let [q_descale, k_descale, v_descale] = inputs.descales;
+        let [.., v_descale] = inputs.descales;
         let of_k = RoundRowsParams {
             rows: self.params.k,
             descales: Default::default(),
@@ -165,36 +165,8 @@ impl Draft {
             rotates: inputs.rotates.into(),
             tiles: 0,
         };
-        let [q_place, k_place] = [
-            offset_of!(ForwardParams, q.address),
-            offset_of!(ForwardParams, k.address),
-        ];
-        let mut rounded_q = None;
-        if !inputs.rounds_q_late {
-            let q = self.steps.reserve([q_heads, p.seqlen_q, row_bytes])?;
-            let scales = [q_heads, p.seqlen_q, size_of::<f32>()];
-            let scales = self.steps.reserve(scales)?;
-            let of_q = RoundRowsParams {
-                rows: self.params.q,
-                descales: [q_descale, k_descale],
-                rounded: q,
-                scales,
-                ranges: 0,
-                counter: 0,
-                heads: p.heads as u32,
-                row_count: p.seqlen_q as u32,
-                group: p.group() as u32,
-                most_log2: queries_log2(match inputs.rotates {
-                    true => row_bytes as u32,
-                    false => inputs.dim,
-                }),
-                shares: 0,
-                negates: (p.scale < 0.0).into(),
-                ..of_k
-            };
-            self.round_rows(inputs, q_heads, of_q, q_place)?;
-            rounded_q = Some((rows_of(q, p.heads, p.seqlen_q, row_bytes), scales));
-        }
+        let q = self.round_q(p, inputs, of_k)?;
+        let k_place = offset_of!(ForwardParams, k.address);
         self.round_rows(inputs, kv_heads, of_k, k_place)?;
 
         let keys = p.seqlen_kv.next_multiple_of(16);
@@ -239,7 +211,7 @@ impl Draft {
             self.launch_round(kernel, tiles, &values, places.clone(), input, copied)?;
         }
         Ok(Rounded {
-            q: rounded_q,
+            q,
             k: rows_of(k, p.kv_heads, p.seqlen_kv, row_bytes),
             v: rows_of(values.rounded, p.kv_heads, rows, keys),
             key_scales: scales,
@@ -248,6 +220,45 @@ impl Draft {
             wrong_blocks: values.wrong_blocks,
             wrong_values: values.wrong_values,
         })
+    }
+
+    /// Adds the launch that rounds q, unless the main kernel does; that of k has the other parameters. Gives the rows and their scales.
+    fn round_q(
+        &mut self,
+        p: &Problem,
+        inputs: &Inputs,
+        of_k: RoundRowsParams,
+    ) -> Result<Option<(TensorRef, u64)>> {
+        if inputs.kernel_rounds_q {
+            return Ok(None);
+        }
+        let (heads, row_bytes) = (p.batch * p.heads, inputs.row_bytes);
+        let rounded = self.steps.reserve([heads, p.seqlen_q, row_bytes])?;
+        let scales = [heads, p.seqlen_q, size_of::<f32>()];
+        let scales = self.steps.reserve(scales)?;
+        let [q_descale, k_descale, _] = inputs.descales;
+        let params = RoundRowsParams {
+            rows: self.params.q,
+            descales: [q_descale, k_descale],
+            rounded,
+            scales,
+            ranges: 0,
+            counter: 0,
+            heads: p.heads as u32,
+            row_count: p.seqlen_q as u32,
+            group: p.group() as u32,
+            most_log2: queries_log2(match inputs.rotates {
+                true => row_bytes as u32,
+                false => inputs.dim,
+            }),
+            shares: 0,
+            negates: (p.scale < 0.0).into(),
+            ..of_k
+        };
+        let place = offset_of!(ForwardParams, q.address);
+        self.round_rows(inputs, heads, params, place)?;
+        let rows = rows_of(rounded, p.heads, p.seqlen_q, row_bytes);
+        Ok(Some((rows, scales)))
     }
 
     /// Adds the launch that rounds rows of so many heads of all entries. The input is at place `input` in the parameters of the call.
@@ -302,5 +313,35 @@ fn rows_of(address: u64, heads: usize, rows: usize, row_bytes: usize) -> TensorR
         batch_stride: head * heads as i64,
         head_stride: head,
         row_stride: row,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::tensor::RawTensor;
+    use crate::{Attention, Class, Dtype, Facts, Fp8, Problem, RawForward};
+
+    /// The main kernel rounds q, unless it is rotated, or no tensor map describes it.
+    #[test]
+    fn q_has_a_launch_where_it_needs_one() {
+        let shape = [1, 2, 300, 64];
+        let problem = Problem::new(shape, shape, shape, false, None).unwrap();
+        let launches = |strides: [isize; 4], hadamard: bool| {
+            let mut args = RawForward::row_major(&problem);
+            args.q = RawTensor { strides, ..args.q };
+            let attention = Attention::new().fp8(Fp8::new().hadamard(hadamard));
+            let h100 = Facts::emulated(Class::Sm90);
+            let plan = attention.plan(Some(&h100), Dtype::F16, &args).unwrap();
+            let of_rows = |step: &&crate::plan::Step| step.kernel() == "round_rows_f16";
+            plan.steps.iter().filter(of_rows).count()
+        };
+        let row_major = [38_400, 19_200, 64, 1];
+        assert_eq!(launches(row_major, false), 1);
+        assert_eq!(launches(row_major, true), 2);
+        // Rows from the last to the first, and one row for all.
+        assert_eq!(launches([38_400, 19_200, -64, 1], false), 2);
+        assert_eq!(launches([38_400, 19_200, 0, 1], false), 2);
+        // A copy has a map.
+        assert_eq!(launches([39_000, 19_500, 65, 1], false), 1);
     }
 }

@@ -12,9 +12,7 @@ use super::source::{Rows, Source, is_seen, largest_of};
 use crate::abi::{FP8_BLOCK, RoundRowsParams};
 use crate::attention::workload::descales::descale;
 use crate::layout::element::CHUNK;
-use crate::layout::fp8::{
-    ROWS_OF_THREADS, inverse_of, rotation_signs, row_lanes, row_tiles, scale_of,
-};
+use crate::layout::fp8::{ROW_PIECES, inverse_of, rotation_signs, row_lanes, row_tiles, scale_of};
 use crate::ptx::convert::e4m3;
 use crate::ptx::{barrier, global, math, shared, shuffle, special};
 use crate::tile::registers::opaque;
@@ -84,7 +82,7 @@ impl<'a, const TURNS: usize> Tile<'a, TURNS> {
     #[inline(always)]
     unsafe fn new<E: Source>(params: &'a RoundRowsParams) -> Self {
         // SAFETY: the launch has this many threads a block.
-        let thread = unsafe { special::thread(ROWS_OF_THREADS / TURNS as u32) };
+        let thread = unsafe { special::thread(ROW_PIECES / TURNS as u32) };
         let lanes = row_lanes(params.dim);
         let step = FP8_BLOCK / TURNS as u32;
         let of_block = thread / (step * lanes);

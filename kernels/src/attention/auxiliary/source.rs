@@ -181,27 +181,22 @@ impl<E: Element> Source for E {
         numbers
     }
 
+    /// Magnitudes of pairs: a third of the instructions that numbers take.
     #[inline(always)]
     fn numbers<const N: usize>(eights: &mut [[u32; 4]; N]) -> f32 {
-        numbers_of_pairs::<E, N>(eights)
-    }
-}
-
-/// Puts NaN in the place of infinities. Gives the largest magnitude of numbers: pairs take a third of the instructions that numbers take.
-#[inline(always)]
-pub fn numbers_of_pairs<E: Element, const N: usize>(pairs: &mut [[u32; 4]; N]) -> f32 {
-    let mut largest = largest_of_pairs::<E, N>(pairs);
-    if largest == f32::INFINITY {
-        cold_path();
-        let infinity = E::exponents() & 0xffff;
-        let of_half = |half: u32| u32::from(half & 0x7fff == infinity);
-        for i in 0..N {
-            pairs[i] =
-                pairs[i].map(|pair| pair | of_half(pair & 0xffff) | of_half(pair >> 16) << 16);
+        let mut largest = largest_of_pairs::<E, N>(eights);
+        if largest == f32::INFINITY {
+            cold_path();
+            let infinity = E::exponents() & 0xffff;
+            let of_half = |half: u32| u32::from(half & 0x7fff == infinity);
+            for i in 0..N {
+                eights[i] =
+                    eights[i].map(|pair| pair | of_half(pair & 0xffff) | of_half(pair >> 16) << 16);
+            }
+            largest = largest_of_pairs::<E, N>(eights);
         }
-        largest = largest_of_pairs::<E, N>(pairs);
+        largest
     }
-    largest
 }
 
 /// The largest magnitude of elements, without NaN.

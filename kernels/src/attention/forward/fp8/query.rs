@@ -3,7 +3,7 @@
 use super::outer::Outer;
 use super::step::Consumer;
 use crate::abi::Fp8Params;
-use crate::attention::auxiliary::source::numbers_of_pairs;
+use crate::attention::auxiliary::source;
 use crate::attention::forward::sm90::kernel::Kernel;
 use crate::layout::fp8::{PAIR, inverse_of, scale_of};
 use crate::layout::{element, fragment};
@@ -68,7 +68,7 @@ impl<K: Kernel, const QT: usize, const QR: u32, const S: u32> Consumer<K, QT, QR
             }
             let mut scales = [0.0; 2];
             for r in 0..2 {
-                let largest = numbers_of_pairs::<K::Element, QT>(&mut rows[r]);
+                let largest = <K::Element as source::Source>::numbers(&mut rows[r]);
                 let largest = shuffle::reduce::<4>(largest, f32::max);
                 scales[r] = scale_of(largest, launch.q_most_log2);
                 let inverse = match launch.negates_q != 0 {
