@@ -1,4 +1,4 @@
-//! `bra`, `ret`, `exit`, `trap` and `nanosleep`.
+//! `bra`, `ret`, `exit`, `trap`, `nanosleep` and `griddepcontrol.wait`.
 
 use super::lanes;
 use crate::decode::{Action, Decoded, Decoder};
@@ -23,6 +23,11 @@ pub(super) fn decode(d: &mut Decoder) -> Decoded {
         "trap" => {
             d.operands::<0>()?;
             Ok(Some(Action::Trap))
+        }
+        // Launches come one after another.
+        "griddepcontrol.wait" => {
+            d.operands::<0>()?;
+            lanes!(|_| Ok(()))
         }
         // A loop that waits for other blocks has one, so that the warps of this block go on.
         "nanosleep.u32" => {

@@ -356,7 +356,7 @@ impl Draft {
 
     /// Whether so many blocks count the tiles that they take. Tiles of one length take turns without it, which saves the launch that
     /// clears it. So do two sides of a block, which have to take the same tiles.
-    pub(super) fn needs_counter(&self, problem: &Problem, blocks: u32) -> bool {
+    fn needs_counter(&self, problem: &Problem, blocks: u32) -> bool {
         let rows = problem.seqlen_q * self.schedule.packed as usize;
         let has_ranges = self.kernel.entry.switches.has(Switch::Ranges);
         let has_mask = self.params.options.mask.address != 0;

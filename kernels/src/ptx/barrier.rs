@@ -1,4 +1,4 @@
-//! `bar.sync`, `bar.arrive`, `bar.red`, `bar.warp.sync` and `barrier.cluster`: execution barriers that also order memory.
+//! `bar.sync`, `bar.arrive`, `bar.red`, `bar.warp.sync`, `barrier.cluster` and `griddepcontrol.wait`: execution barriers that also order memory.
 
 use core::arch::asm;
 
@@ -28,6 +28,10 @@ instructions! {
     /// # Safety
     /// Every lane of the warp must reach the same call.
     warp() = "bar.warp.sync 0xffffffff;";
+
+    /// Waits until the launches before have ended, if this one [began early](crate::text::early); all that they wrote is visible after it.
+    /// For compute capability 9.0 and PTX 7.8 on.
+    launches() = "griddepcontrol.wait;";
 
     /// Waits for all threads of the cluster, for compute capability 9.0 and PTX 7.8 on; their earlier accesses to memory are
     /// visible after it. (PTX 8.0 spells out the order, `.release` and `.acquire`, which both have without it.)

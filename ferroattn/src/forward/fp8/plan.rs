@@ -114,7 +114,8 @@ impl Draft {
         };
         let q_scales = offset_of!(Fp8Params, q_scales);
         self.steps.places.extend(rounded.q.map(|_| q_scales));
-        if self.needs_counter(problem, blocks) {
+        // Also where tiles are of one length: a block that is faster takes more of them.
+        if tiles > blocks {
             params.counter = rounded.counter;
             self.steps.places.push(offset_of!(Fp8Params, counter));
         }

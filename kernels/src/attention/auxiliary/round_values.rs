@@ -78,6 +78,8 @@ pub unsafe fn moments<E: Source, const W: u32>(params: &RoundValuesParams) {
                 shared::store_u32(to, words[moment]);
             }
         }
+        // Values and ranges were there before the launch before this one.
+        barrier::launches();
         barrier::block();
         if thread < params.dim {
             let mut found = Moments::NONE;
@@ -205,8 +207,9 @@ pub unsafe fn round_values<E: Source, const W: u32>(params: &RoundValuesParams) 
     };
     // SAFETY: all threads of the block reach the barriers; one thread alone writes a number.
     unsafe {
-        // On their way while means and scales are read.
+        // On their way while means and scales are found, and read.
         let (mut four, mut seen) = units.load::<E>(params, thread);
+        barrier::launches();
         let may_be_wrong = write_columns::<E, W>(params, head, tile, thread);
         let mut unit = thread;
         let mut wrong = 0;

@@ -40,6 +40,8 @@ pub unsafe fn produce<K: Kernel, const NQ: u32, const S: u32>(
                 place = place.next();
                 number = opaque(number + 1);
             }
+            // A wide Q is the caller's; the launches before rounded the rest.
+            barrier::launches();
             let mut warpgroup = 0;
             while warpgroup < K::WARPGROUPS {
                 if is_wide {
