@@ -5,7 +5,7 @@ use bytemuck::Pod;
 use ferroattn::device::Emulator;
 use ferroattn::emulator::Options;
 use ferroattn::{
-    Attention, BackwardInputs, Class, Device, Dtype, Element, F8E4M3, Tensor, bf16, f16,
+    Attention, BackwardInputs, Class, Device, Dtype, Element, F8E4M3, Fp8, Tensor, bf16, f16,
 };
 use kernels::catalog::{Backward, Family, KERNELS};
 use libtest_mimic::Failed;
@@ -71,6 +71,8 @@ pub fn tests() -> Vec<Test> {
         tests.push(test);
     }
     for dim in [64, 128, 256] {
+        let chain = move |device: &Device| fp8_chain(device, dim);
+        tests.push(Test::cuda(format!("fp8_d{dim}_chain"), chain));
         for (mask, causal) in MASKS {
             // Ragged, and more tiles than a GPU holds at a time.
             let heads = (1 << 14) / dim;
@@ -172,6 +174,43 @@ fn gradient_of_a_bias(device: &Device, [batch, heads, queries]: [usize; 3]) -> O
             return Err(format!("run {run}: other bits").into());
         }
         first = Some(bits);
+    }
+    PASSED
+}
+
+/// Calls in FP8, each on the o of the one before, queued at once: launches of one begin before the other ends.
+fn fp8_chain(device: &Device, dim: usize) -> Outcome {
+    const CALLS: usize = 20;
+    // More tiles than a GPU holds at a time, and fewer.
+    for heads in [1 << 12, 1 << 9].map(|columns| columns / dim) {
+        let shape = [2, heads, 1000, dim];
+        let numbers: Vec<_> = (0..shape.iter().product::<usize>())
+            .map(|i| f16::from_f32((i as f32 * 0.7).sin() + (i % 7) as f32))
+            .collect();
+        let q = Tensor::new(device, shape, &numbers)?;
+        let run = |waits: bool| -> ferroattn::Result<Vec<u16>> {
+            // None is freed while calls are queued.
+            let mut all = Vec::with_capacity(CALLS);
+            for _ in 0..CALLS {
+                let last = all.last().unwrap_or(&q);
+                let (o, lse) = Attention::new().fp8(Fp8::new()).forward(&q, last, last)?;
+                if waits {
+                    lse.to_vec()?;
+                }
+                all.push(o);
+            }
+            let o = all[CALLS - 1].to_vec()?;
+            Ok(o.into_iter().map(f16::to_bits).collect())
+        };
+        let expected = run(true)?;
+        if expected.iter().all(|&bits| bits == expected[0]) {
+            return Err("o is the same everywhere".into());
+        }
+        for turn in 0..20 {
+            if run(false)? != expected {
+                return Err(format!("{heads} heads, turn {turn}: other bits").into());
+            }
+        }
     }
     PASSED
 }
