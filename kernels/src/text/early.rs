@@ -39,7 +39,11 @@ pub fn early(ptx: &str) -> Option<String> {
     let mut text = raised(head);
     for kernel in parts {
         let (before, body) = kernel.split_at(start_of_code(kernel)?);
-        let wait = if body.contains(WAIT.trim_end()) { "" } else { WAIT };
+        let wait = if body.contains(WAIT.trim_end()) {
+            ""
+        } else {
+            WAIT
+        };
         text.extend([ENTRY, before, wait, BEGIN_NEXT, body]);
     }
     Some(text)
