@@ -11,9 +11,9 @@ const BEGIN_NEXT: &str = "griddepcontrol.launch_dependents;\n";
 
 /// The text with kernels that may be launched early, on devices of compute capability 9.0 or later.
 ///
-/// Each waits at its first instruction, unless it waits [itself](crate::ptx::barrier::launches), later: until then it reads nothing that the call
-/// writes, and writes nothing. A launch then costs little of the time between two kernels: blocks are placed, and have their parameters, when the
-/// launch before ends.
+/// Each waits at its first instruction, unless it waits [itself](crate::ptx::barrier::launches), later. Until then it writes nothing, and reads only
+/// what was there when the last launch that waits at its first instruction began: those behind that one may all run at once. A launch then costs
+/// little of the time between two kernels: blocks are placed, and have their parameters, when the launch before ends.
 ///
 /// ```
 /// let text = |version, target, begin| {

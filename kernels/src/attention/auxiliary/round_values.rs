@@ -78,7 +78,7 @@ pub unsafe fn moments<E: Source, const W: u32>(params: &RoundValuesParams) {
                 shared::store_u32(to, words[moment]);
             }
         }
-        // Values and ranges were there before the launch before this one.
+        // Values and ranges were there before rows were rounded.
         barrier::launches();
         barrier::block();
         if thread < params.dim {
