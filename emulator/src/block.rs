@@ -39,6 +39,8 @@ struct Barrier {
 pub(crate) struct Block<'a> {
     kernel: &'a Kernel,
     launch: &'a Setting,
+    /// Whether it has waited for the launches before, or need not.
+    has_waited: bool,
     position: [u32; 3],
     warps: Vec<Warp>,
     shared: Shared,
@@ -86,6 +88,7 @@ impl<'a> Block<'a> {
         Block {
             kernel,
             launch,
+            has_waited: launch.early.is_none(),
             position,
             warps: (0..warps).map(new_warp).collect(),
             shared: Shared::new(launch.shared_bytes, warps, warpgroups),
@@ -269,7 +272,11 @@ impl<'a> Block<'a> {
             shared: &mut self.shared,
             mbarriers: &mut self.mbarriers,
             bulk: &mut self.bulk,
-            launch: self.launch,
+            launch: match &self.launch.early {
+                Some(early) if !self.has_waited => early,
+                _ => self.launch,
+            },
+            has_waited: &mut self.has_waited,
             block: self.position,
             tally,
         };

@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
-use std::sync::atomic::{AtomicU8, AtomicU64};
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64};
 
 const WORD: usize = 8;
 
@@ -13,6 +13,8 @@ pub(crate) struct Bytes {
     words: Box<[AtomicU64]>,
     /// By word: which of its bytes were written.
     written: Box<[AtomicU8]>,
+    /// By word: the launch that wrote it last.
+    writers: Box<[AtomicU32]>,
     len: usize,
 }
 
@@ -31,6 +33,7 @@ impl Bytes {
         Some(Bytes {
             words: defaults(words)?,
             written: defaults(words)?,
+            writers: defaults(words)?,
             len,
         })
     }
@@ -108,13 +111,20 @@ impl Bytes {
         }
     }
 
-    /// Writes from an offset on.
+    /// The last launch that wrote some bytes, or a part of their words.
+    pub fn last_writer(&self, start: usize, len: usize) -> u32 {
+        let writers = words(start, start + len).map(|(index, _)| self.writers[index].load(Relaxed));
+        writers.max().unwrap_or(0)
+    }
+
+    /// Writes from an offset on, in a launch, or in 0, which is none.
     #[inline]
-    pub fn write(&self, start: usize, from: &[u8]) {
+    pub fn write(&self, start: usize, from: &[u8], launch: u32) {
         let mut rest = from;
         for (index, part) in words(start, start + from.len()) {
             let (now, later) = rest.split_at(part.len());
             rest = later;
+            self.writers[index].store(launch, Relaxed);
             let (word, written) = (&self.words[index], &self.written[index]);
             if let Ok(bytes) = now.try_into() {
                 word.store(u64::from_le_bytes(bytes), Relaxed);
@@ -178,7 +188,7 @@ mod tests {
             for len in 1..=20 - start {
                 let bytes = Bytes::try_new(20).expect("memory");
                 let data: Vec<u8> = (1..=len as u8).collect();
-                bytes.write(start, &data);
+                bytes.write(start, &data, 0);
                 let mut all = [0; 20];
                 bytes.read_or(0, &mut all, 0xff);
                 for (offset, byte) in all.into_iter().enumerate() {
@@ -203,8 +213,8 @@ mod tests {
     #[test]
     fn a_write_leaves_the_rest_of_its_word() {
         let bytes = Bytes::try_new(8).expect("memory");
-        bytes.write(0, &[1, 2, 3, 4, 5, 6, 7, 8]);
-        bytes.write(3, &[9, 9]);
+        bytes.write(0, &[1, 2, 3, 4, 5, 6, 7, 8], 0);
+        bytes.write(3, &[9, 9], 0);
         let mut all = [0; 8];
         bytes.read(0, &mut all).unwrap();
         assert_eq!(all, [1, 2, 3, 9, 9, 6, 7, 8]);

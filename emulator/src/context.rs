@@ -20,6 +20,8 @@ pub(crate) struct Context<'a> {
     pub mbarriers: &'a mut Mbarriers,
     pub bulk: &'a mut BulkCopies,
     pub launch: &'a Setting,
+    /// Whether the block has waited for the launches before.
+    pub has_waited: &'a mut bool,
     /// The block's position in the grid.
     pub block: [u32; 3],
     pub tally: &'a mut Tally,

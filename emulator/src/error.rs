@@ -168,6 +168,10 @@ pub enum Rule {
     /// A load of global memory that nobody wrote.
     #[error("read of global memory that was never written")]
     GlobalUninitialised,
+    /// Before `griddepcontrol.wait`, a write to global memory, or a read of what a launch wrote since the last one began that has no
+    /// such wait: one that waits at its start.
+    #[error("access before griddepcontrol.wait to global memory that launches before may use")]
+    EarlyAccess,
     /// An access outside the block's shared memory.
     #[error("shared access of {bytes} bytes outside the block's shared memory")]
     SharedOutOfBounds {

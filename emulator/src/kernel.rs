@@ -25,6 +25,8 @@ pub struct Kernel {
     pub(crate) static_shared: u32,
     /// Whether it has `wgmma`.
     pub(crate) has_products: bool,
+    /// Whether it waits for the launches before it, and not at its start.
+    pub(crate) waits_itself: bool,
     /// The registers that its `wgmma` use.
     pub(crate) in_products: Arc<Numbers>,
     /// Whether blocks change the same numbers or wait for each other: by atomics, reductions or sleeps.

@@ -91,14 +91,19 @@ pub fn launch(
     arguments: &[Argument],
     options: &Options,
 ) -> Result<Counters, Error> {
-    let launch = Setting {
-        global: memory.snapshot(),
-        parameters: argument_block(kernel, arguments)?,
+    let parameters = argument_block(kernel, arguments)?;
+    let setting = |global, early| Setting {
+        global,
+        early,
+        parameters: parameters.clone(),
         grid,
         block,
         shared_bytes: kernel.static_shared.saturating_add(shared_bytes),
         options: *options,
     };
+    let (global, early) = memory.of_launch(kernel.waits_itself);
+    let early = early.map(|global| Box::new(setting(global, None)));
+    let launch = setting(global, early);
     check_sizes(kernel, &launch)?;
     let tallies = if kernel.blocks_meet {
         grid::interleaved(kernel, &launch)?

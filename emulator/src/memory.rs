@@ -39,6 +39,15 @@ pub struct MemoryError {
 #[derive(Debug, Default)]
 pub struct Memory {
     buffers: RwLock<Buffers>,
+    launches: Mutex<Launches>,
+}
+
+/// Launches are numbers, from 1 on.
+#[derive(Clone, Copy, Debug, Default)]
+struct Launches {
+    last: u32,
+    /// The last one that waits at its start for those before it.
+    settled: u32,
 }
 
 #[derive(Debug, Default)]
@@ -125,7 +134,7 @@ impl Memory {
     /// If `address..address + data.len()` does not lie in one buffer.
     pub fn write(&self, address: u64, data: &[u8]) -> Result<(), MemoryError> {
         let (buffer, offset) = self.host_range(address, data.len())?;
-        buffer.bytes.write(offset, data);
+        buffer.bytes.write(offset, data, 0);
         Ok(())
     }
 
@@ -158,8 +167,19 @@ impl Memory {
         found.ok_or(MemoryError { address, bytes })
     }
 
-    /// The memory for a launch: without locks, and with buffers that stay while the launch runs.
-    pub(crate) fn snapshot(&self) -> Global {
+    /// The memory for a launch: without locks, and with buffers that stay while the launch runs. If its kernel waits
+    /// itself for the launches before, also as it is until then.
+    pub(crate) fn of_launch(&self, waits_itself: bool) -> (Global, Option<Global>) {
+        let mut launches = self.launches.lock().expect(POISONED);
+        launches.last += 1;
+        if !waits_itself {
+            launches.settled = launches.last;
+        }
+        let early = waits_itself.then(|| self.snapshot(launches.last, Some(launches.settled)));
+        (self.snapshot(launches.last, None), early)
+    }
+
+    fn snapshot(&self, launch: u32, settled: Option<u32>) -> Global {
         let buffers = self.buffers.read().expect(POISONED);
         let first = buffers.by_id.keys().next().copied().unwrap_or(0);
         let last = buffers.by_id.keys().next_back().copied().unwrap_or(0);
@@ -168,6 +188,8 @@ impl Memory {
             first,
             buffers: by_id.map(|id| buffers.by_id.get(&id).cloned()).collect(),
             updating: Mutex::default(),
+            launch,
+            settled,
         }
     }
 }
@@ -190,6 +212,10 @@ pub(crate) struct Global {
     first: u64,
     /// Held by an atomic operation.
     updating: Mutex<()>,
+    /// The launch.
+    launch: u32,
+    /// Before the launch has waited for those before it: the launch before which all have ended.
+    settled: Option<u32>,
 }
 
 impl Global {
@@ -201,7 +227,7 @@ impl Global {
         alignment: u32,
         to: &mut [u8],
     ) -> Result<(), Box<Violation>> {
-        let (buffer, offset) = self.locate(lane, address, alignment, to.len())?;
+        let (buffer, offset) = self.readable(lane, address, alignment, to.len())?;
         buffer
             .bytes
             .read(offset, to)
@@ -216,7 +242,7 @@ impl Global {
         alignment: u32,
         bytes: usize,
     ) -> Result<(), Box<Violation>> {
-        let (buffer, offset) = self.locate(lane, address, alignment, bytes)?;
+        let (buffer, offset) = self.readable(lane, address, alignment, bytes)?;
         let unwritten = buffer.bytes.unwritten(offset, bytes);
         unwritten.map_or(Ok(()), |unwritten| {
             Err(uninitialised(lane, address, unwritten - offset))
@@ -232,7 +258,7 @@ impl Global {
         from: &[u8],
     ) -> Result<(), Box<Violation>> {
         let (buffer, offset) = self.writable(lane, address, alignment, from.len())?;
-        buffer.bytes.write(offset, from);
+        buffer.bytes.write(offset, from, self.launch);
         Ok(())
     }
 
@@ -292,10 +318,31 @@ impl Global {
         bytes: usize,
     ) -> Result<(&Buffer, usize), Box<Violation>> {
         let (buffer, offset) = self.locate(lane, address, alignment, bytes)?;
+        if self.settled.is_some() {
+            return Err(Violation::at(Rule::EarlyAccess, lane, address));
+        }
         match buffer.writable.load(Relaxed) {
             true => Ok((buffer, offset)),
             false => Err(Violation::at(Rule::GlobalReadOnly, lane, address)),
         }
+    }
+
+    /// Where a read starts: of bytes that no launch may be writing.
+    fn readable(
+        &self,
+        lane: u32,
+        address: u64,
+        alignment: u32,
+        bytes: usize,
+    ) -> Result<(&Buffer, usize), Box<Violation>> {
+        let (buffer, offset) = self.locate(lane, address, alignment, bytes)?;
+        if let Some(settled) = self.settled {
+            let writer = buffer.bytes.last_writer(offset, bytes);
+            if writer > 0 && writer >= settled {
+                return Err(Violation::at(Rule::EarlyAccess, lane, address));
+            }
+        }
+        Ok((buffer, offset))
     }
 
     fn locate(

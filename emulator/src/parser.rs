@@ -194,6 +194,7 @@ impl<'a> Parser<'a> {
         let has = |opcode: &str| instructions.iter().any(|i| i.opcode.starts_with(opcode));
         Ok(Kernel {
             has_products: has("wgmma."),
+            waits_itself: has("griddepcontrol.wait"),
             blocks_meet: [
                 "atom.",
                 "red.",

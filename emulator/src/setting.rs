@@ -38,6 +38,8 @@ impl Default for Options {
 /// The state that all blocks of a launch share, beside its kernel.
 pub(crate) struct Setting {
     pub global: Global,
+    /// What holds until a block has waited for the launches before, if the kernel does so itself: some global memory is out of reach.
+    pub early: Option<Box<Setting>>,
     pub parameters: Vec<u8>,
     pub grid: [u32; 3],
     pub block: [u32; 3],

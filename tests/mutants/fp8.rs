@@ -211,6 +211,27 @@ pub const MUTANTS: &[Mutant] = &[
         change: without_wait,
     },
     Mutant {
+        what: "moments read before the launch that finds them has ended",
+        kernel: VALUES,
+        pattern: "griddepcontrol.wait",
+        which: All,
+        change: without_end,
+    },
+    Mutant {
+        what: "moments written before the launch before has ended",
+        kernel: MOMENTS,
+        pattern: "griddepcontrol.wait",
+        which: All,
+        change: without_end,
+    },
+    Mutant {
+        what: "rounded keys read before the launch that rounds them has ended",
+        kernel: MAIN,
+        pattern: "griddepcontrol.wait",
+        which: All,
+        change: without_end,
+    },
+    Mutant {
         what: "keys of V in another order",
         kernel: VALUES,
         pattern: "cvt.rn.satfinite.e4m3x2.f32",
@@ -350,6 +371,14 @@ fn at_once(line: &str) -> String {
 /// A vote of the block's threads becomes each thread's own.
 fn without_wait(line: &str) -> String {
     line.replace("bar.red.or.pred any, 0, own", "mov.pred any, own")
+}
+
+/// A wait for the launches before, which no thread reaches.
+fn without_end(line: &str) -> String {
+    line.replace(
+        "griddepcontrol.wait;",
+        "{ .reg .pred no; setp.ne.u32 no, 0, 0; @no griddepcontrol.wait; }",
+    )
 }
 
 /// The runs that show faults of a kernel; none for other kernels.

@@ -24,10 +24,13 @@ pub(super) fn decode(d: &mut Decoder) -> Decoded {
             d.operands::<0>()?;
             Ok(Some(Action::Trap))
         }
-        // Launches come one after another.
+        // Launches come one after another: they have ended.
         "griddepcontrol.wait" => {
             d.operands::<0>()?;
-            lanes!(|_| Ok(()))
+            lanes!(|c| {
+                *c.has_waited = true;
+                Ok(())
+            })
         }
         // A loop that waits for other blocks has one, so that the warps of this block go on.
         "nanosleep.u32" => {

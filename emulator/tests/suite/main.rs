@@ -7,6 +7,7 @@ mod fp8_sums;
 mod fuzz;
 mod granules;
 mod instructions;
+mod launches;
 mod mutants;
 mod pipeline;
 mod reductions;
