@@ -29,7 +29,7 @@ instructions! {
     /// Every lane of the warp must reach the same call.
     warp() = "bar.warp.sync 0xffffffff;";
 
-    /// Waits until the launches before have ended, if this one [began early](crate::text::early); all that they wrote is visible after it.
+    /// Waits until the launches before have ended, if this one began early (`text::early`); all that they wrote is visible after it.
     /// For compute capability 9.0 and PTX 7.8 on.
     launches() = "griddepcontrol.wait;";
 

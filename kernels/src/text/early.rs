@@ -11,7 +11,7 @@ const BEGIN_NEXT: &str = "griddepcontrol.launch_dependents;\n";
 
 /// The text with kernels that may be launched early, on devices of compute capability 9.0 or later.
 ///
-/// Each waits at its first instruction, unless it waits [itself](crate::ptx::barrier::launches), later. Until then it writes nothing, and reads only
+/// Each waits at its first instruction, unless it waits itself, by `barrier::launches`, later. Until then it writes nothing, and reads only
 /// what was there when the last launch that waits at its first instruction began: those behind that one may all run at once. A launch then costs
 /// little of the time between two kernels: blocks are placed, and have their parameters, when the launch before ends.
 ///
