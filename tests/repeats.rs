@@ -76,7 +76,7 @@ pub fn tests() -> Vec<Test> {
             fp8_chain(device, dim)
         });
         tests.extend(chain.emulated_as(Class::Sm90));
-        tests.push(chain.not_emulated());
+        tests.push(chain.on_gpus());
         for (mask, causal) in MASKS {
             // Ragged, and more tiles than a GPU holds at a time.
             let heads = (1 << 14) / dim;
@@ -185,10 +185,11 @@ fn gradient_of_a_bias(device: &Device, [batch, heads, queries]: [usize; 3]) -> O
 /// Calls in FP8, each on the o of the one before, queued at once: launches of one begin before the other ends. Two buffers take turns, so that
 /// memory that a call reads early has other numbers than in the call before.
 fn fp8_chain(device: &Device, dim: usize) -> Outcome {
-    let is_gpu = !device.is_cpu() && !device.is_emulator();
-    let (calls, rows, turns) = if is_gpu { (20, 1000, 20) } else { (4, 70, 1) };
     // On a GPU, more tiles than it holds at a time, and fewer.
-    let columns: &[usize] = if is_gpu { &[1 << 12, 1 << 9] } else { &[256] };
+    let (calls, rows, turns, columns) = match device.is_emulator() {
+        true => (4, 70, 1, &[256][..]),
+        false => (20, 1000, 20, &[1 << 12, 1 << 9][..]),
+    };
     for heads in columns.iter().map(|columns| columns / dim) {
         let shape = [2, heads, rows, dim];
         let numbers: Vec<_> = (0..shape.iter().product::<usize>())

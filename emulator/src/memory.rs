@@ -227,7 +227,8 @@ impl Global {
         alignment: u32,
         to: &mut [u8],
     ) -> Result<(), Box<Violation>> {
-        let (buffer, offset) = self.readable(lane, address, alignment, to.len())?;
+        let (buffer, offset) = self.locate(lane, address, alignment, to.len())?;
+        self.check_settled(lane, address, || buffer.bytes.last_writer(offset, to.len()))?;
         buffer
             .bytes
             .read(offset, to)
@@ -242,7 +243,8 @@ impl Global {
         alignment: u32,
         bytes: usize,
     ) -> Result<(), Box<Violation>> {
-        let (buffer, offset) = self.readable(lane, address, alignment, bytes)?;
+        let (buffer, offset) = self.locate(lane, address, alignment, bytes)?;
+        self.check_settled(lane, address, || buffer.bytes.last_writer(offset, bytes))?;
         let unwritten = buffer.bytes.unwritten(offset, bytes);
         unwritten.map_or(Ok(()), |unwritten| {
             Err(uninitialised(lane, address, unwritten - offset))
@@ -318,31 +320,28 @@ impl Global {
         bytes: usize,
     ) -> Result<(&Buffer, usize), Box<Violation>> {
         let (buffer, offset) = self.locate(lane, address, alignment, bytes)?;
-        if self.settled.is_some() {
-            return Err(Violation::at(Rule::EarlyAccess, lane, address));
-        }
+        self.check_settled(lane, address, || self.launch)?;
         match buffer.writable.load(Relaxed) {
             true => Ok((buffer, offset)),
             false => Err(Violation::at(Rule::GlobalReadOnly, lane, address)),
         }
     }
 
-    /// Where a read starts: of bytes that no launch may be writing.
-    fn readable(
+    /// Checks that the launch that writes the bytes at an address has surely ended.
+    #[inline]
+    fn check_settled(
         &self,
         lane: u32,
         address: u64,
-        alignment: u32,
-        bytes: usize,
-    ) -> Result<(&Buffer, usize), Box<Violation>> {
-        let (buffer, offset) = self.locate(lane, address, alignment, bytes)?;
-        if let Some(settled) = self.settled {
-            let writer = buffer.bytes.last_writer(offset, bytes);
-            if writer > 0 && writer >= settled {
-                return Err(Violation::at(Rule::EarlyAccess, lane, address));
+        writer: impl FnOnce() -> u32,
+    ) -> Result<(), Box<Violation>> {
+        match self.settled {
+            // The host is writer 0.
+            Some(settled) if writer() >= settled.max(1) => {
+                Err(Violation::at(Rule::EarlyAccess, lane, address))
             }
+            _ => Ok(()),
         }
-        Ok((buffer, offset))
     }
 
     fn locate(
