@@ -480,6 +480,10 @@ impl<'a> Block<'a> {
 
     /// Ends the block, once every warp has exited.
     fn finish(&mut self) -> Result<(), Box<Fault>> {
+        if !self.has_waited {
+            let violation = Violation::of_warp(Rule::NeverWaited);
+            return Err(self.fault(0, self.warps[0].last, *violation));
+        }
         let finished = self.bulk.finish(&self.launch.global);
         finished.map_err(|late| self.late_fault(late))
     }

@@ -172,6 +172,9 @@ pub enum Rule {
     /// such wait: one that waits at its start.
     #[error("access before griddepcontrol.wait to global memory that launches before may use")]
     EarlyAccess,
+    /// A block of a kernel with a `griddepcontrol.wait` ends without it: the launch behind it would not wait for those before.
+    #[error("the block ends without its griddepcontrol.wait")]
+    NeverWaited,
     /// An access outside the block's shared memory.
     #[error("shared access of {bytes} bytes outside the block's shared memory")]
     SharedOutOfBounds {

@@ -15,7 +15,8 @@
 //! - Blocks run in parallel; blocks of a kernel with atomics, reductions or sleeps take turns. The warps of a block take
 //!   turns of 1 to 64 instructions. [`Options::seed`] decides who comes next.
 //! - Launches run one after another, and may begin early: before `griddepcontrol.wait` a block may write no global memory, nor read what
-//!   a launch wrote since the last one began that has no such wait, for that one waits at its start.
+//!   a launch wrote since the last one began that has no such wait, for that one waits at its start. No block ends without
+//!   the wait, if its kernel has one.
 //! - Every register, byte of shared memory and byte of global memory knows whether it was written.
 //! - Shared memory knows who touched it last, and which barriers (`bar`, `bar.warp`, `mbarrier`) lie
 //!   between. So the emulator finds a race whatever the order in which the warps ran.

@@ -87,6 +87,12 @@ fn nothing_is_written_before_a_wait() {
 }
 
 #[test]
+fn no_block_ends_without_a_wait() {
+    let body = "setp.ne.u32 %p0, %tid, %tid; @%p0 griddepcontrol.wait;";
+    assert_eq!(run(&[(body, [0, 1])], 1), Err(Rule::NeverWaited));
+}
+
+#[test]
 fn a_warp_waits_for_its_block() {
     let body =
         "setp.ne.u32 %p0, %warp, 0; @%p0 bra $other; griddepcontrol.wait; $other: bar.sync 0;
